@@ -25,6 +25,7 @@ from pagedkv.kernels.dtypes import ITEMSIZES
 TOLERANCES = {"float16": 4e-3, "bfloat16": 3e-2, "float32": 1e-3}  # relative to the largest output; of lse absolute
 SEQ_LENS = (1, 37, 300)
 DIVIDED_LEN = 2200  # of the last one where prefill may divide keys: more than two of its shortest parts
+CHECKED_ROWS = 130  # of its queries and the heads of a group: more than a row tile, and few where heads are many
 CHECKED_HEADS, TIMED_HEADS = 2, 8
 ALL_CTAS, FEW_CTAS = 2**31 - 1, 2  # few: they take several items each, and their rings of tiles wrap around
 CHECKED_CTAS = (ALL_CTAS, FEW_CTAS)  # of the runs of a check
@@ -124,7 +125,8 @@ def results(
     One for each of `ctas`: so many of a constant grid at most, ever fewer.
     """
     lens = SEQ_LENS if max_q_len == 1 else (*SEQ_LENS[:-1], DIVIDED_LEN)
-    q_lens = [min(max_q_len, length, longest) for length, longest in zip(lens, (1, 5, 130), strict=True)]
+    most = max(-(-CHECKED_ROWS // config.group_size), 5)  # queries of the last one
+    q_lens = [min(max_q_len, length, longest) for length, longest in zip(lens, (1, 5, most), strict=True)]
     plan = make(num_kv_heads=CHECKED_HEADS, max_sequences=len(q_lens), max_q_len=max(q_lens), max_tokens=sum(q_lens))
     with budget.paused():
         backend.prepare(plan.variants())
@@ -132,9 +134,9 @@ def results(
     backend.synchronize()
     plan.update(problem.batch, problem.options.window)
     found = []
-    for most in ctas:
+    for num_ctas in ctas:
         problem.out, problem.lse = (backend.zeros(one.shape, one.dtype) for one in (problem.out, problem.lse))
-        plan.division.narrow(most)
+        plan.division.narrow(num_ctas)
         problem.launch(plan)(None)
         o, lse = backend.to_host(problem.out), backend.to_host(problem.lse)
         found.append(np.concatenate([_as_float32(o, config.q_dtype), lse[..., None]], axis=2))

@@ -401,6 +401,24 @@ def test_a_kernel_that_is_wrong_in_places_is_caught(
         assert chosen(device, config, max_q_len=max_q_len) == "decode_simt"
 
 
+@pytest.mark.parametrize("group_size", [1, 4, 16, 128])
+def test_a_check_has_more_rows_than_a_row_tile_and_not_many_more(
+    group_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[list[int]] = []
+
+    def small_problem(backend: Any, config: AttentionConfig, lens: list[int], q_lens: list[int]) -> Any:
+        asked.append(q_lens)
+        raise MemoryError("not wanted here")
+
+    monkeypatch.setattr(trial, "small_problem", small_problem)
+    config = AttentionConfig(64, 64, group_size)
+    assert chosen(Timed({}), config, max_q_len=2048) == "decode_simt"
+    ((first, second, last),) = asked
+    assert (first, second) == (1, 5)
+    assert 128 < last * group_size <= max(128 + group_size + 2, 5 * group_size)
+
+
 def test_a_kernel_that_computes_once_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     class Once(Timed):
         def launch(self, variant: Variant, grid: Dim3, block: Dim3, params: Params, **options: Any) -> None:

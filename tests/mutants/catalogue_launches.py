@@ -743,8 +743,14 @@ MUTANTS = (
     Mutant(
         "many CTAs share the small batch of a check",
         TRIAL,
-        (("        plan.division.narrow(most)\n", ""),),
+        (("        plan.division.narrow(num_ctas)\n", ""),),
         ("test_a_kernel_that_is_wrong_in_places_is_caught",),
+    ),
+    Mutant(
+        "a check with many heads has as many queries as one with few",
+        TRIAL,
+        (("-(-CHECKED_ROWS // config.group_size)", "CHECKED_ROWS"),),
+        ("test_a_check_has_more_rows_than_a_row_tile_and_not_many_more",),
     ),
     Mutant(
         "few CTAs alone take the small batch of a check",
