@@ -163,11 +163,13 @@ def microseconds(
     backend: TimedBackend, config: AttentionConfig, make: Make, max_q_len: int, budget: Budget, share: float
 ) -> float:
     """Device time of the larger batch, measured within a share of the seconds that are left."""
-    dims = config.head_dim + (0 if config.v_in_k else config.head_dim_v)
-    keys = max(timed_bytes(backend) // (TIMED_HEADS * dims * ITEMSIZES[config.kv_dtype]), 1)
-    length = min(keys, TIMED_KEYS)
-    q_len = min(max_q_len, length)
-    num_seqs = min(keys // length, max(TIMED_TOKENS // q_len, 1))
+    size, dims = timed_bytes(backend), config.head_dim + config.head_dim_v
+    kv_dims = config.head_dim if config.v_in_k else dims
+    keys = max(size // (TIMED_HEADS * kv_dims * ITEMSIZES[config.kv_dtype]), 1)
+    tokens = size // (TIMED_HEADS * config.group_size * dims * ITEMSIZES[config.q_dtype])  # queries, with outputs
+    tokens, length = max(min(tokens, TIMED_TOKENS), 1), min(keys, TIMED_KEYS)
+    q_len = min(max_q_len, length, tokens)
+    num_seqs = min(keys // length, tokens // q_len)
     problem = zero_problem(backend, config, num_seqs, length, q_len)
     plan = make(num_kv_heads=TIMED_HEADS, max_sequences=num_seqs, max_q_len=q_len, max_tokens=num_seqs * q_len)
     with budget.paused():
@@ -179,7 +181,7 @@ def microseconds(
 
 
 def timed_bytes(backend: TimedBackend) -> int:
-    """K and V to be timed: too large for the L2, unless memory is short."""
+    """K and V to be timed, too large for the L2 unless memory is short."""
     wanted = min(max(TIMED_BYTES, TIMED_L2S * backend.l2_bytes), MOST_TIMED_BYTES)
     return min(wanted, max(backend.free_bytes() // FREE_SHARE, LEAST_TIMED_BYTES))
 

@@ -446,6 +446,22 @@ def test_a_timed_run_works_nothing_out_in_python(monkeypatch: pytest.MonkeyPatch
     assert made == [False] * 5, "of the reference, and of two plans of each candidate"
 
 
+def timed_sizes(
+    device: Timed, config: AttentionConfig, max_q_len: int, monkeypatch: pytest.MonkeyPatch
+) -> tuple[int, int, int]:
+    """Sequences, keys and queries of each, of the batch that would be timed."""
+    asked: list[tuple[int, int, int]] = []
+
+    def zero_problem(backend: Any, config: AttentionConfig, *sizes: int) -> Any:
+        asked.append(sizes)  # type: ignore[arg-type]
+        raise MemoryError("not wanted here")
+
+    monkeypatch.setattr(trial, "zero_problem", zero_problem)
+    with pytest.raises(MemoryError):
+        trial.microseconds(device, config, None, max_q_len, Budget(1.0), 1.0)  # type: ignore[arg-type]
+    return asked[0]
+
+
 @pytest.mark.parametrize(
     ("l2", "free", "size"),
     [(4 << 20, 1 << 30, 64 << 20), (50 << 20, 70 << 30, 200 << 20), (126 << 20, 1 << 40, 504 << 20),
@@ -456,21 +472,25 @@ def test_a_timed_run_works_nothing_out_in_python(monkeypatch: pytest.MonkeyPatch
 def test_what_is_timed_does_not_fit_into_the_l2_unless_memory_is_short(
     l2: int, free: int, size: int, config: AttentionConfig, max_q_len: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[tuple[int, int, int]] = []
-
-    def zero_problem(backend: Any, config: AttentionConfig, *sizes: int) -> Any:
-        asked.append(sizes)
-        raise MemoryError("not wanted here")
-
     device = Timed({})
     device.l2_bytes, device.free_bytes = l2, lambda: free
-    monkeypatch.setattr(trial, "zero_problem", zero_problem)
-    with pytest.raises(MemoryError):
-        trial.microseconds(device, config, None, max_q_len, Budget(1.0), 1.0)  # type: ignore[arg-type]
-    ((num_seqs, length, q_len),) = asked
+    num_seqs, length, q_len = timed_sizes(device, config, max_q_len, monkeypatch)
     each = trial.TIMED_HEADS * 128 * (2 if config is CONFIG else 1)
     whole = num_seqs * length * each
     assert size - trial.TIMED_KEYS * each < whole <= size or num_seqs * q_len == trial.TIMED_TOKENS
+
+
+@pytest.mark.parametrize("free", [1 << 40, 0])
+@pytest.mark.parametrize("max_q_len", [1, 2048])
+def test_queries_that_are_timed_take_no_more_memory_than_keys(
+    free: int, max_q_len: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = Timed({})
+    device.free_bytes = lambda: free  # type: ignore[method-assign]
+    num_seqs, _, q_len = timed_sizes(device, AttentionConfig(576, 512, 128, v_in_k=True), max_q_len, monkeypatch)
+    size = num_seqs * q_len * trial.TIMED_HEADS * 128 * (576 + 512) * 2
+    assert 0 < size <= trial.timed_bytes(device)
+    assert max_q_len == 1 or size > trial.timed_bytes(device) / 2
 
 
 def test_a_trials_blocks_lie_as_a_cache_on_a_gpu_lays_them() -> None:

@@ -747,6 +747,12 @@ MUTANTS = (
         ("test_a_kernel_that_is_wrong_in_places_is_caught",),
     ),
     Mutant(
+        "queries of a trial take more memory than its keys",
+        TRIAL,
+        (("max(min(tokens, TIMED_TOKENS), 1)", "TIMED_TOKENS"),),
+        ("test_queries_that_are_timed_take_no_more_memory_than_keys",),
+    ),
+    Mutant(
         "a check with many heads has as many queries as one with few",
         TRIAL,
         (("-(-CHECKED_ROWS // config.group_size)", "CHECKED_ROWS"),),
