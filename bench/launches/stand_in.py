@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-ATTRIBUTES = {16: 132, 97: 227 << 10, 75: 9, 76: 0, 91: 1}  # of an H100, by number of cudaDeviceAttr
+ATTRIBUTES = {16: 132, 38: 50 << 20, 97: 227 << 10, 75: 9, 76: 0, 91: 1}  # of an H100, by number of cudaDeviceAttr
 
 
 class Pointer:

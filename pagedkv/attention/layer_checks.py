@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from pagedkv.attention.checks import check_contiguous, check_dtype, check_rows, check_shape, check_writable
+from pagedkv.attention.planned import Arrays
 from pagedkv.errors import InvalidArgument, LayoutMismatch, WrongType
 from pagedkv.kernels.arrays import check_place
 from pagedkv.kernels.backend import Backend
@@ -20,29 +21,39 @@ from pagedkv.kernels.dtypes import ITEMSIZES, kernel_dtype
 from pagedkv.kernels.params import address
 
 
-def values_in(
-    config: AttentionConfig, num_kv_heads: int, k_cache: Any, v_cache: Any, k_scale: Any, v_scale: Any
-) -> tuple[Any, Any]:
-    """V and its scale as given; with ``v_in_k`` the first numbers of K's rows, and K's scale.
+def check_values_given(config: AttentionConfig, v_cache: Any, v_scale: Any) -> None:
+    """Raise unless V is given, or with ``v_in_k`` neither V nor its scale.
 
     Raises
     ------
     InvalidArgument, WrongType
-        V or its scale is given with ``v_in_k``, or V is missing without it.
-    LayoutMismatch
-        Latents of another width.
     """
-    if v_cache is None and not config.v_in_k:
-        raise WrongType("v_cache must be an array, not NoneType: only with v_in_k = True do latents hold V")
     if not config.v_in_k:
-        return v_cache, v_scale
+        if v_cache is None:
+            raise WrongType("v_cache must be an array, not NoneType: only with v_in_k = True do latents hold V")
+        return
     if v_cache is not None:
         raise InvalidArgument("v_in_k = True: v_cache must not be given, the latents hold it")
     if v_scale is not None:
         raise InvalidArgument("v_in_k = True: v_scale must not be given, k_scale is that of the latents")
-    latents = ("num_blocks", config.block_size) if config.block_size else ("num_kv_tokens",)
-    check_shape("k_cache", k_cache, (*latents, num_kv_heads, config.head_dim))
-    return k_cache[..., : config.head_dim_v], k_scale
+
+
+def with_values(config: AttentionConfig, num_kv_heads: int, arrays: Arrays) -> Arrays:
+    """A layer's arrays where latents stand for V too: V is the first numbers of their rows.
+
+    Latents of one head may lack the axis of heads.
+
+    Raises
+    ------
+    LayoutMismatch
+        Latents of another shape.
+    """
+    q, out, lse, latents, _, scale, _ = arrays
+    blocks = ("num_blocks", config.block_size) if config.block_size else ("num_kv_tokens",)
+    if num_kv_heads == 1 and len(getattr(latents, "shape", ())) == len(blocks) + 1:
+        latents = latents[..., None, :]
+    check_shape("k_cache", latents, (*blocks, num_kv_heads, config.head_dim))
+    return q, out, lse, latents, latents[..., : config.head_dim_v], scale, scale
 
 
 def check_inputs(

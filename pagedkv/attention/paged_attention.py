@@ -11,16 +11,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from pagedkv.attention.batch_checks import check_batch, check_queries
 from pagedkv.attention.checks import MAX_INT32, check_contiguous, check_dtype, check_shape, check_values
-from pagedkv.attention.layer_checks import check_inputs, check_outputs, check_places, values_in
+from pagedkv.attention.layer_checks import check_inputs, check_outputs, check_places, check_values_given, with_values
 from pagedkv.attention.numpy_attention import attend_on_cpu, kernel_on_cpu
 from pagedkv.attention.option_checks import check_options, float32_number
 from pagedkv.attention.places import Device, backend_of, check_may_wait
+from pagedkv.attention.planned import NAMES, Arrays, Launch, Planned, no_launch
 from pagedkv.errors import ClosedError, InvalidArgument
 from pagedkv.kernels.attention import Batch, Options
 from pagedkv.kernels.config import AttentionConfig, ScaleMode
@@ -31,18 +32,6 @@ from pagedkv.kernels.select import make_plan
 from pagedkv.spec.sizes import whole_number
 
 MAX_WINDOW = 1 << 30  # a wider one is the same: kernels subtract it from positions in int32, which may be negative
-Launch = Callable[[tuple[Any, ...], Any], None]  # of one layer's arrays, on a stream
-
-
-class Planned(NamedTuple):
-    """A batch with the launches that hold its arrays.
-
-    One object that a plan replaces, so that a run meanwhile keeps its launches for the batch it began with.
-    """
-
-    batch: Batch
-    places: Hashable  # forms and addresses of the arrays
-    launches: dict[Hashable, Launch]  # by the layer's form
 
 
 class PagedAttention:
@@ -254,7 +243,7 @@ class PagedAttention:
         self.take(planned, stream)
 
     def check_forms(self, batch: Batch) -> Planned:
-        """First part of :meth:`plan`: check the arrays but for the values. Returns what :meth:`take` takes."""
+        """First part of :meth:`plan`: check the arrays but for the values, for :meth:`take`."""
         arrays = (batch.seq_lens, batch.block_tables, batch.kv_indptr, batch.q_indptr)
         others = (batch.mask, batch.mask_indptr, batch.q_positions, batch.position_spans)
         places, before = tuple(map(place, arrays + others)), self._planned
@@ -302,7 +291,8 @@ class PagedAttention:
         ----------
         q : [num_tokens, num_qo_heads, head_dim]; the last axis contiguous.
         k_cache, v_cache : [num_blocks, block_size, num_kv_heads, head_dim (head_dim_v)], any strides but the last;
-            contiguous KV: [num_kv_tokens, num_kv_heads, ...]. v_cache is None with ``v_in_k``, and only then.
+            contiguous KV: [num_kv_tokens, num_kv_heads, ...]. v_cache is None with ``v_in_k``, and only then; latents
+            of one KV head may lack its axis, [num_blocks, block_size, head_dim].
         out : [num_tokens, num_qo_heads, head_dim_v] in q's dtype, written and returned; default a new array.
         lse : float32 [num_tokens, num_qo_heads], contiguous: also write the natural log-sum-exp; -inf where no key
             was seen.
@@ -321,18 +311,20 @@ class PagedAttention:
 
     def ready(
         self, q: Any, k_cache: Any, v_cache: Any, out: Any, lse: Any, k_scale: Any, v_scale: Any, stream: Any
-    ) -> tuple[Launch, tuple[Any, ...]]:
+    ) -> tuple[Launch, Arrays]:
         """First part of :meth:`run`: check a layer's arrays. Returns what :meth:`start` takes."""
         planned = self._planned
         if planned is None:
             raise ClosedError("nothing is planned: call plan(block_tables, seq_lens, ...) once per step, before run")
-        v_cache, v_scale = values_in(self.config, self.num_kv_heads, k_cache, v_cache, k_scale, v_scale)
+        check_values_given(self.config, v_cache, v_scale)
+        if self.config.v_in_k:
+            v_cache, v_scale = k_cache, k_scale  # where V begins; its view is made once per form
         arrays = (q, out, lse, k_cache, v_cache, k_scale, v_scale)
         if self._plan is None:
-            return self._ready_on_cpu(planned.batch, arrays)
+            return self._ready_on_cpu(planned.batch, self._with_views(arrays))
         return self._ready(planned, tuple(map(signature, arrays[3:])), arrays, stream)
 
-    def start(self, launch: Launch, arrays: tuple[Any, ...], stream: Any) -> Any:
+    def start(self, launch: Launch, arrays: Arrays, stream: Any) -> Any:
         """Last part of :meth:`run`: launch over arrays that have been checked. Returns the output."""
         if self._in_turn is None:
             launch(arrays, stream)
@@ -347,12 +339,12 @@ class PagedAttention:
             return self.run(
                 q, cache.k, cache.v, out=out, lse=lse, k_scale=cache.k_scale, v_scale=cache.v_scale, stream=stream
             )
-        return self.start(*self._ready(planned, cache.signature, (q, out, lse, *cache.arrays()[:4]), stream), stream)
+        launch, arrays = self._ready(planned, cache.signature, (q, out, lse, *cache.arrays()[:4]), stream)
+        return self.start(launch, arrays, stream)
 
-    def _ready_on_cpu(self, batch: Batch, arrays: tuple[Any, ...]) -> tuple[Launch, tuple[Any, ...]]:
+    def _ready_on_cpu(self, batch: Batch, arrays: Arrays) -> tuple[Launch, Arrays]:
         q, out, lse, *kv = arrays
-        names = ("q", "out", "lse", "k_cache", "v_cache", "k_scale", "v_scale")
-        check_places(None, **dict(zip(names, arrays, strict=True)))
+        check_places(None, **dict(zip(NAMES, arrays, strict=True)))
         check_inputs(self.config, self.num_kv_heads, batch, self.max_tokens, q, *kv)
         check_queries(batch, q)
         shape = (len(q), self.num_qo_heads, self.config.head_dim_v)
@@ -360,48 +352,46 @@ class PagedAttention:
         check_outputs(self.config, shape, out, lse)
         return partial(self._compute, batch), (q, out, lse, *kv)
 
-    def _compute(self, batch: Batch, arrays: tuple[Any, ...], stream: Any) -> None:
+    def _compute(self, batch: Batch, arrays: Arrays, stream: Any) -> None:
         q, out, lse, k, v, k_scale, v_scale = arrays
         attend_on_cpu(
             q, k, v, out, batch, self._options, self.config, exact=self._kernel_on_cpu == "reference", lse=lse,
             k_scale=k_scale, v_scale=v_scale,
         )  # fmt: skip
 
-    def _ready(
-        self, planned: Planned, kv_form: Hashable, arrays: tuple[Any, ...], stream: Any
-    ) -> tuple[Launch, tuple[Any, ...]]:
+    def _ready(self, planned: Planned, kv_form: Hashable, arrays: Arrays, stream: Any) -> tuple[Launch, Arrays]:
         """The launch over LAYER_ARRAYS; checks those whose form this batch has not had."""
         batch = planned.batch
         q, out, lse = arrays[:3]
         form = (kv_form, signature(q), signature(out), signature(lse))
         launch = planned.launches.get(form)
         if launch is None:
+            arrays = self._with_views(arrays)
             check_inputs(self.config, self.num_kv_heads, batch, self.max_tokens, q, *arrays[3:])
         check_queries(batch, q)
         if out is None:
             assert self.backend is not None
             shape = (q.shape[0], self.num_qo_heads, self.config.head_dim_v)
-            out = self.backend.empty(shape, q.dtype, stream=stream)
-            arrays = (q, out, *arrays[2:])
+            arrays = (q, self.backend.empty(shape, q.dtype, stream=stream), *arrays[2:])
         if launch is None:
             launch = self._new_launch(planned, form, arrays)
         return launch, arrays
 
-    def _new_launch(self, planned: Planned, form: Hashable, arrays: tuple[Any, ...]) -> Launch:
+    def _with_views(self, arrays: Arrays) -> Arrays:
+        """The arrays with a view of V, where the latents stand in its place."""
+        stands_in = self.config.v_in_k and arrays[4] is arrays[3]
+        return with_values(self.config, self.num_kv_heads, arrays) if stands_in else arrays
+
+    def _new_launch(self, planned: Planned, form: Hashable, arrays: Arrays) -> Launch:
         """Check the outputs and places, and keep the launch for layers of this form."""
         q, out, lse, k, v, k_scale, v_scale = arrays
         assert self.backend is not None
         assert self._plan is not None
         check_outputs(self.config, (len(q), self.num_qo_heads, self.config.head_dim_v), out, lse)
         check_places(self.backend, q=q, k_cache=k, v_cache=v, out=out, lse=lse, k_scale=k_scale, v_scale=v_scale)
-        made = self._plan.layer_launch(
-            q, k, v, out, planned.batch, self._options, lse=lse, k_scale=k_scale, v_scale=v_scale
-        )
+        batch, options = planned.batch, self._options
+        made = self._plan.layer_launch(q, k, v, out, batch, options, lse=lse, k_scale=k_scale, v_scale=v_scale)
         if len(planned.launches) >= MAX_RECIPES:
             planned.launches.clear()
-        launch = planned.launches[form] = _nothing if made is None else made
+        launch = planned.launches[form] = no_launch if made is None else made
         return launch
-
-
-def _nothing(arrays: tuple[Any, ...], stream: Any) -> None:
-    """The launch of a batch without queries."""

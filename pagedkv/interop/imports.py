@@ -7,7 +7,6 @@ end: its reason is passed on.
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import numpy as np
@@ -108,13 +107,17 @@ def _check_writable(wanted: bool, read_only: bool) -> None:
         raise ExchangeRefused("the array is read-only, and it is to be written")
 
 
+_OURS: set[type] = {np.ndarray}  # types whose arrays pass as they are
+
+
 def _is_ours(x: Any) -> bool:
-    return isinstance(x, np.ndarray) or _is_of_cupy(type(x).__module__)
-
-
-@functools.cache
-def _is_of_cupy(module: str) -> bool:
-    return module.partition(".")[0] == "cupy"
+    kind = type(x)
+    if kind in _OURS:
+        return True
+    if not isinstance(x, np.ndarray) and kind.__module__.partition(".")[0] != "cupy":
+        return False
+    _OURS.add(kind)
+    return True
 
 
 def _of_numpy(array: NDArray[Any], owner: Any) -> View:

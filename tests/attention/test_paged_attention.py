@@ -236,6 +236,11 @@ def test_latents_are_given_once(device: Device, kv_dtype: str) -> None:
     two.plan(tables, lens)
     wanted = two.run(q, latents, latents[..., :256], k_scale=scale, v_scale=scale)
     assert np.abs(np.asarray(found, np.float32) - wanted.astype(np.float32)).max() < 5e-3
+    again = attention.run(to(q), to(latents[::-1].copy()), k_scale=None if scale is None else to(scale))
+    three_axes = attention.run(to(q), to(latents[::-1, :, 0].copy()), k_scale=None if scale is None else to(scale))
+    wanted = two.run(q, latents[::-1], latents[::-1, ..., :256], k_scale=scale, v_scale=scale)
+    for other in (again, three_axes):
+        assert np.abs(np.asarray(other, np.float32) - wanted.astype(np.float32)).max() < 5e-3
 
 
 def test_latents_that_do_not_fit_are_refused_and_nothing_is_launched(device: Device) -> None:

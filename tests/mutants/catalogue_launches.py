@@ -61,7 +61,7 @@ MUTANTS = (
     Mutant(
         "V of latents is not scaled",
         CHECKS,
-        ((": config.head_dim_v], k_scale\n", ": config.head_dim_v], k_scale and k_scale / k_scale\n"),),
+        (("head_dim_v], scale, scale\n", "head_dim_v], scale, scale if scale is None else scale / scale\n"),),
         ("test_latents_are_given_once",),
     ),
     Mutant(
@@ -73,8 +73,20 @@ MUTANTS = (
     Mutant(
         "launches outlive the arrays of their batch",
         ATTENTION,
-        (("if before is not None and known else {}", "if before is not None else {}"),),
+        (("(batch, places, {})", "(batch, places, before.launches if before else {})"),),
         ("test_a_plan_over_the_same_arrays_keeps_the_launches_and_other_arrays_get_their_own",),
+    ),
+    Mutant(
+        "latents without an axis of heads are refused",
+        CHECKS,
+        (("if num_kv_heads == 1 and len(getattr", "if num_kv_heads == 0 and len(getattr"),),
+        ("test_latents_are_given_once",),
+    ),
+    Mutant(
+        "the values of latents are as wide as the latents",
+        CHECKS,
+        (("latents[..., : config.head_dim_v], scale, scale", "latents, scale, scale"),),
+        ("test_latents_are_given_once",),
     ),
     Mutant(
         "the output is no part of the form",
@@ -482,7 +494,7 @@ MUTANTS = (
     Mutant(
         "a level takes its batch before the next one is checked",
         "pagedkv/attention/cascade.py",
-        (("forms = [attention", "forms = (attention"), ("batches, strict=True)]", "batches, strict=True))")),
+        (("planned = [attention", "planned = (attention"), ("batches, strict=True)]", "batches, strict=True))")),
         ("test_a_plan_that_does_not_fit_leaves_the_batch_before",),
     ),
     Mutant(
