@@ -22,6 +22,6 @@ def one_in(nth: int, cases: Iterable[Any]) -> list[Any]:
     """
     out = []
     for i, case in enumerate(cases):
-        values, marks, name = ((case,), (), None) if not hasattr(case, "values") else (case.values, case.marks, case.id)
+        values, marks, name = ((case,), (), None) if not hasattr(case, "marks") else (case.values, case.marks, case.id)
         out.append(pytest.param(*values, marks=[*marks, pytest.mark.slow] if i % nth else marks, id=name))
     return out

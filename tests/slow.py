@@ -84,6 +84,7 @@ WHAT = {
     "tests/replay/test_engine_real.py": "a long trace with real bytes",
     "tests/replay/test_policy_hits.py": "every policy on the shared traces, where they are",
     "tests/scheduler/test_by_group_on_kernels.py": "a scheduler over other groups on the interpreter",
+    "tests/scheduler/test_cache_parts.py": "the bench at its smallest sizes",
     "tests/scheduler/test_by_group.py": "random runs of a scheduler over groups of layers",
     "tests/scheduler/test_loading.py": "random queues whose prefixes lie on slow tiers",
     "tests/scheduler/test_mending.py": "lines at which a scheduler is interrupted",

@@ -63,6 +63,7 @@ def test_lengths_around_the_edges_of_tiles(backend: Backend) -> None:
     check(backend, Case((63, 64, 65, 127, 128, 129), (1, 64, 33, 63, 128, 129), group_size=1, num_kv_heads=1))
 
 
+@pytest.mark.slow
 def test_tiles_that_only_one_of_the_warpgroups_sees(backend: Backend) -> None:
     check(backend, Case((300, 266), (128, 128), group_size=1, num_kv_heads=1))
 

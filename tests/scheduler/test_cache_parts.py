@@ -118,6 +118,7 @@ def test_suspended_blocks_may_go_as_far_as_the_disk(serve, tmp_path):
     assert server.cache.stats().moved_bytes.get("disk_to_device", 0) > 0
 
 
+@pytest.mark.slow
 @pytest.mark.checkout
 def test_the_bench_runs_at_its_smallest_sizes():
     from bench.scheduler import plain, rows
