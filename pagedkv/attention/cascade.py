@@ -137,6 +137,12 @@ class CascadeAttention:
             attention.take(checked, stream)
         self._planned = True
 
+    def reset(self, *, stream: Any = None) -> None:
+        """Put all workspaces into order after a kernel was killed midway, and forget the batch."""
+        self._planned = False
+        for attention in self.levels:
+            attention.reset(stream=stream)
+
     def run(self, q: Any, caches: Any, *, out: Any = None, lse: Any = None, stream: Any = None) -> Any:
         """Attention of one layer for the planned batch.
 

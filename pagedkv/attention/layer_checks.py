@@ -32,7 +32,7 @@ def check_values_given(config: AttentionConfig, v_cache: Any, v_scale: Any) -> N
         if v_cache is None:
             raise WrongType("v_cache must be an array, not NoneType: only with v_in_k = True do latents hold V")
         return
-    if v_cache is not None:
+    if v_cache is not None and getattr(v_cache, "shape", ())[-1:] != (0,):  # of KVCache.layer
         raise InvalidArgument("v_in_k = True: v_cache must not be given, the latents hold it")
     if v_scale is not None:
         raise InvalidArgument("v_in_k = True: v_scale must not be given, k_scale is that of the latents")

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pagedkv.errors import KernelsUnavailable, PagedKVError
+from pagedkv.errors import InvalidArgument, KernelsUnavailable, PagedKVError
 from pagedkv.kernels.config import AttentionConfig
 from pagedkv.kernels.jit import default_folder
 from pagedkv.kernels.trial import (
@@ -40,6 +40,7 @@ MOST_ROWS = 128  # of a CTA
 CLEARLY = 0.97  # of the preferred kernel's time, below which another takes its place
 TRIAL_S = 1.5  # of a trial, without compiling and loading; the step under way when they are over is finished
 REST_S = 60.0  # until a trial that was put off is begun again
+ON, OFF = ("", "1", "on", "true", "yes"), ("0", "off", "false", "no")  # of PAGEDKV_AUTOTUNE
 PASSING = {2, 46, 304, *range(900, 909)}  # CUDA: no memory, a busy device, the system, a capture
 
 _lock = threading.RLock()  # trials use the device alone
@@ -48,8 +49,25 @@ _put_off: dict[tuple[Verdicts, str], float] = {}  # when trials that could not b
 
 
 def is_on(backend: Any) -> bool:
-    """Whether kernels are tried on this backend."""
-    return is_timed(backend) and os.environ.get("PAGEDKV_AUTOTUNE", "1") != "0"
+    """Whether kernels are tried on this backend.
+
+    Raises
+    ------
+    InvalidArgument
+        ``PAGEDKV_AUTOTUNE`` is neither yes nor no.
+    """
+    asked = os.environ.get("PAGEDKV_AUTOTUNE", "").strip()
+    if asked.lower() not in (*ON, *OFF):
+        raise InvalidArgument(f"PAGEDKV_AUTOTUNE={asked!r} in the environment: 0 turns trials of kernels off, 1 on")
+    return is_timed(backend) and asked.lower() in ON
+
+
+def demoted(backend: Any, config: AttentionConfig, max_q_len: int, candidates: Sequence[str]) -> tuple[str, ...]:
+    """The candidates that an earlier trial on this device found wrong; nothing is tried."""
+    if not is_timed(backend):
+        return ()
+    verdict = verdicts_of(backend).get(text_of(config, max_q_len, candidates))
+    return () if verdict is None else tuple(name for name in candidates if name in verdict.wrong)
 
 
 def verdicts_of(backend: TimedBackend) -> Verdicts:

@@ -136,16 +136,22 @@ def candidates(backend: Backend, config: AttentionConfig, max_q_len: int) -> lis
 def kernel_on(
     backend: Backend, config: AttentionConfig, max_q_len: int, name: str = "auto", schedule: str = "auto"
 ) -> Kernel:
-    """The kernel by name; else the best on this device, or the preferred one if none is tried.
+    """The kernel by name; else the best on this device.
+
+    Where none is tried it is the preferred one of those that no earlier trial found wrong.
 
     Parameters and errors as :func:`make_plan`.
     """
     maps = getattr(backend, "has_tensor_maps", True)
     chosen = choose(config, backend.capability, name, max_q_len=max_q_len, has_tensor_maps=maps)
-    if name != "auto" or schedule != "auto" or not autotune.is_on(backend):
+    if name != "auto":
         return chosen
     reference = choose(config, backend.capability, REFERENCE)
     names = [kernel.name for kernel in candidates(backend, config, max_q_len)]
+    if schedule != "auto" or not autotune.is_on(backend):
+        wrong = autotune.demoted(backend, config, max_q_len, names)
+        right = [kernel for kernel in names if kernel not in wrong] or [REFERENCE]
+        return chosen if chosen.name not in wrong else choose(config, backend.capability, right[0])
     if not names:
         return reference
     timed = cast(TimedBackend, backend)

@@ -319,6 +319,17 @@ def test_a_plan_that_does_not_fit_leaves_the_batch_before(device: Device) -> Non
     with pytest.raises(pk.errors.LayoutMismatch, match=r"block_tables must be \[2, max_blocks\]"):
         cascade.plan([(tables[0], np.array([7], np.int32), levels[0][2]), (tables[1][:1], *levels[1][1:])])
     assert (cascade.run(q, (pool[0], pool[1])) == before).all()
+    plans = [level._plan for level in cascade.levels if level._plan is not None]
+    counters = [array for plan in plans for array in plan.division.counters]
+    for array in counters:
+        array[...] = 1  # as a kernel that was killed midway leaves them
+    cascade.reset()
+    assert not any(array.any() for array in counters)
+    assert len(counters) >= len(plans)
+    with pytest.raises(pk.errors.ClosedError, match="plan"):
+        cascade.run(q, (pool[0], pool[1]))
+    cascade.plan(levels)
+    assert (cascade.run(q, (pool[0], pool[1])) == before).all()
 
 
 def check_division(device: Device) -> None:

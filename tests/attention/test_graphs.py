@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import pagedkv as pk
-from pagedkv.attention import PagedAttention
+from pagedkv.attention import PagedAttention, write_kv
 from pagedkv.attention import paged_attention as paged_attention_module
 from pagedkv.errors import InvalidArgument, KernelsUnavailable
 from pagedkv.kernels.nvrtc import default_nvrtc
@@ -68,6 +68,42 @@ def test_a_captured_graph_replays_with_other_lengths(kernel: str, backend: Any) 
             out=np.zeros(out.shape, np.float64),
         )  # fmt: skip
         assert np.abs(np.asarray(out, np.float64) - exact).max() < 2e-3
+
+
+def test_a_graph_of_writes_and_runs_replays_with_the_next_steps_arrays(backend: Any) -> None:
+    """The loop of docs/kernels.md: two rows of which one, and then both, have a sequence."""
+    rng = np.random.default_rng(0)
+    attention = PagedAttention(num_qo_heads=2, num_kv_heads=1, head_dim=64, max_sequences=2, device=backend)
+    caches = [backend.asarray(np.zeros((4, SIZE, 1, 64), np.float16)) for _ in "kv"]
+    tables, lens = backend.asarray(np.full((2, 2), -1, np.int32)), backend.asarray(np.zeros(2, np.int32))
+    slots = backend.asarray(np.full(2, -1, np.int64))
+    q, k, v = (backend.asarray(np.zeros((2, heads, 64), np.float16)) for heads in (2, 1, 1))
+    out = backend.empty((2, 2, 64), np.float16)
+
+    def layers() -> None:
+        attention.plan(tables, lens)
+        write_kv(k, v, *caches, slots, device=backend)
+        attention.run(q, *caches, out=out)
+
+    layers()
+    backend.begin_capture()
+    layers()
+    graph = backend.end_capture()
+    tables[...] = [[3, 1], [0, 2]]
+    for step in range(1, 20):
+        lens[...], slots[...] = (step, 0), (3 * SIZE + step - 1 if step <= SIZE else SIZE + step - 1 - SIZE, -1)
+        if step > 9:
+            lens[1], slots[1] = step - 9, step - 10
+        for array in (q, k, v):
+            array[...] = rng.standard_normal(array.shape)
+        backend.replay(graph)
+        exact = paged_attention(
+            np.asarray(q, np.float64), *caches, np.asarray(tables), np.asarray(lens), np.arange(3),
+            out=np.zeros(out.shape, np.float64),
+        )  # fmt: skip
+        used = slice(0, 2 if step > 9 else 1)
+        assert np.abs(np.asarray(out, np.float64) - exact)[used].max() < 2e-3
+    assert (np.asarray(caches[0])[3] != 0).any(), "the first block was written"
 
 
 def test_no_attention_is_made_within_a_capture(backend: Any) -> None:

@@ -528,6 +528,26 @@ def test_nothing_is_tried_for_a_named_kernel_or_schedule_or_when_it_is_off(monke
     assert device.tried == []
 
 
+def test_a_kernel_found_wrong_is_not_taken_where_none_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Timed({"decode_tma": 15.0}, wrong=("decode_mma",))
+    with pytest.warns(RuntimeWarning, match="decode_mma"):
+        assert chosen(device) == "decode_tma"
+    assert chosen(device, schedule="whole") == "decode_tma"
+    monkeypatch.setenv("PAGEDKV_AUTOTUNE", "off")
+    assert chosen(device) == "decode_tma"
+    assert chosen(device, kernel="decode_mma") == "decode_mma", "by name the caller takes it"
+
+
+def test_autotune_is_on_or_off_by_words_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = {"": True, "1": True, "TRUE": True, "0": False, "off": False, "False": False, " no ": False}
+    for word, on in words.items():
+        monkeypatch.setenv("PAGEDKV_AUTOTUNE", word)
+        assert autotune.is_on(Timed({})) is on
+    monkeypatch.setenv("PAGEDKV_AUTOTUNE", "nope")
+    with pytest.raises(pk.errors.InvalidArgument, match="PAGEDKV_AUTOTUNE='nope'"):
+        chosen(Timed({}))
+
+
 def test_a_device_without_tensor_maps_tries_no_kernel_that_needs_them() -> None:
     device: Any = Timed({"decode_mma": 20.0, "decode_tma": 1.0})
     device.has_tensor_maps = False

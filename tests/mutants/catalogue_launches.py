@@ -77,6 +77,24 @@ MUTANTS = (
         ("test_a_plan_over_the_same_arrays_keeps_the_launches_and_other_arrays_get_their_own",),
     ),
     Mutant(
+        "a kernel found wrong is taken where trials are off",
+        "pagedkv/kernels/select.py",
+        (("return chosen if chosen.name not in wrong else", "return chosen if True else"),),
+        ("test_a_kernel_found_wrong_is_not_taken_where_none_is_tried",),
+    ),
+    Mutant(
+        "any word but 0 turns trials of kernels on",
+        AUTOTUNE,
+        (("if asked.lower() not in (*ON, *OFF):", "if False:"), ("and asked.lower() in ON", "and asked != '0'")),
+        ("test_autotune_is_on_or_off_by_words_and_nothing_else",),
+    ),
+    Mutant(
+        "a cascade's reset leaves the workspaces of its levels",
+        "pagedkv/attention/cascade.py",
+        (("            attention.reset(stream=stream)\n", "            pass\n"),),
+        ("test_a_plan_that_does_not_fit_leaves_the_batch_before",),
+    ),
+    Mutant(
         "latents without an axis of heads are refused",
         CHECKS,
         (("if num_kv_heads == 1 and len(getattr", "if num_kv_heads == 0 and len(getattr"),),
@@ -810,7 +828,7 @@ MUTANTS = (
     Mutant(
         "PAGEDKV_AUTOTUNE=0 turns nothing off",
         AUTOTUNE,
-        ((' and os.environ.get("PAGEDKV_AUTOTUNE", "1") != "0"', ""),),
+        ((" and asked.lower() in ON", ""),),
         ("test_nothing_is_tried_for_a_named_kernel_or_schedule_or_when_it_is_off",),
     ),
 )
