@@ -339,8 +339,8 @@ class PagedAttention:
             return self.run(
                 q, cache.k, cache.v, out=out, lse=lse, k_scale=cache.k_scale, v_scale=cache.v_scale, stream=stream
             )
-        launch, arrays = self._ready(planned, cache.signature, (q, out, lse, *cache.arrays()[:4]), stream)
-        return self.start(launch, arrays, stream)
+        arrays = (q, out, lse, cache.k, cache.v, cache.k_scale, cache.v_scale)
+        return self.start(*self._ready(planned, cache.signature, arrays, stream), stream)
 
     def _ready_on_cpu(self, batch: Batch, arrays: Arrays) -> tuple[Launch, Arrays]:
         q, out, lse, *kv = arrays

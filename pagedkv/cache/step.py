@@ -293,7 +293,8 @@ class Step:
         own = layer if spec.reads is None else spec.own_layer(layer)
         if not self._is_written(own):
             self._check_written(layer)
-        self._check_rows(arrays)
+        if not arrays.is_untouched:
+            self._check_rows(arrays)
         variant: dict[str, Any] = {}
         own_kernel = None if kernel == "auto" else self._checked_kernel(kernel)
         if not (
@@ -306,7 +307,8 @@ class Step:
             )  # fmt: skip
             variant = {name: value for name, value in zip(_VARIANT, given, strict=True) if value is not None}
         result = bound.attend(layer, q, return_lse=return_lse, out=target, stream=stream, **variant)
-        self._check_rows(self.arrays)  # after a release meanwhile, others may have written the blocks read
+        if self._arrays is not arrays or not arrays.is_untouched:
+            self._check_rows(self.arrays)  # after a release meanwhile, others may have written the blocks read
         self._attended.add(int(layer))
         if target is out:
             return result
