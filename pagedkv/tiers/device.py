@@ -85,6 +85,7 @@ class DeviceTier(ArenaTier):
         self._cupy: Any = None if gpu is None else cupy
         if gpu is not None:
             self._current_device: Callable[[], int] = cupy.cuda.runtime.getDevice
+            self._current_stream: Callable[[], Any] = cupy.cuda.get_current_stream
             self._is_captured: Callable[[int], Any] = cupy.cuda.runtime.streamIsCapturing
         self._used: dict[int, Any] = {}
         self._untold_graph = False  # captured over the arena, and no launch has been told since
@@ -128,7 +129,7 @@ class DeviceTier(ArenaTier):
     def _note_use(self, stream: Any) -> bool:
         """As :meth:`launched_on`, with the tier's GPU as the current one."""
         with self._using:
-            stream = _as_stream(self._cupy, stream)
+            stream = self._current_stream() if stream is None else _as_stream(self._cupy, stream)
             pointer = stream.ptr
             if pointer not in NULL_STREAMS and self._is_captured(pointer):
                 self._untold_graph = True  # no event outside the graph: tell after its launches
@@ -157,7 +158,7 @@ class DeviceTier(ArenaTier):
 
     def _await_use(self, stream: Any) -> None:
         """As :meth:`before_use`, with the tier's GPU as the current one."""
-        stream = _as_stream(self._cupy, stream)
+        stream = self._current_stream() if stream is None else _as_stream(self._cupy, stream)
         pointer, last = stream.ptr, self._last
         if last is None or pointer == last:
             return
@@ -234,9 +235,7 @@ def import_cupy() -> Any:
 
 
 def _as_stream(cupy: Any, stream: Any) -> Any:
-    """A stream on which events can be recorded."""
-    if stream is None:
-        return cupy.cuda.get_current_stream()
+    """A caller's stream as one on which events can be recorded."""
     if hasattr(stream, "record"):
         return stream
     if hasattr(stream, "__cuda_stream__"):

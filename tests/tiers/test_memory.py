@@ -347,12 +347,15 @@ def test_work_that_is_captured_into_a_graph_leaves_no_event_behind(fake_cupy):
 
 
 def test_the_null_stream_is_never_asked_whether_it_is_captured(fake_cupy):
+    null = types.SimpleNamespace(
+        ptr=0, record=lambda event: None, wait_event=lambda event: fake_cupy.waits.append((0, event.recorded))
+    )
+    current = [fake_cupy.cuda.get_current_stream()]
+    fake_cupy.cuda.get_current_stream = lambda: current[0]
     device, host = DeviceTier(4, 64, device="cuda:4"), HostTier(4, 64, device="cuda:4")
     device.used_by()
     fake_cupy.capturing = 6  # a blocking stream: CUDA refuses the question
-    fake_cupy.cuda.get_current_stream = lambda: types.SimpleNamespace(
-        ptr=0, record=lambda event: None, wait_event=lambda event: fake_cupy.waits.append((0, event.recorded))
-    )
+    current[0] = null
     device.before_use()
     assert device.launched_on()
     device.before_use(0)
