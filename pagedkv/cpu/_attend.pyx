@@ -221,6 +221,7 @@ cdef int check_lengths(const call_t *c, Py_ssize_t num_tokens, Py_ssize_t num_pl
             raise InvalidArgument(f"seq_lens[{seq}] is {seq_len}, its row of block_tables holds 0..{room} keys")
         if c.mask != NULL:
             if c.mask_indptr[seq] < 0 or c.mask_indptr[seq + 1] > mask_bytes or \
+                    c.mask_indptr[seq + 1] < c.mask_indptr[seq] or \
                     8 * (c.mask_indptr[seq + 1] - c.mask_indptr[seq]) < <int64_t> q_len * seq_len:
                 raise InvalidArgument(f"the mask of sequence {seq} needs {<int64_t> q_len * seq_len} bits, it has bytes "
                                       f"{c.mask_indptr[seq]}..{c.mask_indptr[seq + 1]} of {mask_bytes}")

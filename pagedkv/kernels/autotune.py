@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagedkv.errors import InvalidArgument, KernelsUnavailable, PagedKVError
+from pagedkv.kernels.captures import CaptureBroken
 from pagedkv.kernels.config import AttentionConfig
 from pagedkv.kernels.jit import default_folder
 from pagedkv.kernels.trial import (
@@ -212,7 +213,8 @@ def _expected(
 def _passes(error: Exception) -> bool:
     """Whether a failure says nothing of the kernel, as one for want of memory."""
     is_cuda = type(error).__name__ in ("CUDADriverError", "CUDARuntimeError")  # of CuPy, which need not be here
-    return isinstance(error, MemoryError | OSError) or (is_cuda and getattr(error, "status", 0) in PASSING)
+    passes = is_cuda and getattr(error, "status", 0) in PASSING
+    return passes or isinstance(error, MemoryError | OSError | CaptureBroken)
 
 
 def _is_lost(backend: TimedBackend) -> bool:

@@ -11,6 +11,10 @@ _IMPLICIT = 906
 _ERRORS = range(900, 909)  # cudaErrorStreamCapture...
 
 
+class CaptureBroken(InvalidArgument):
+    """A wait for the device met the capture of another stream."""
+
+
 def is_captured(runtime: Any, stream: int) -> bool:
     """Whether a stream's launches become a graph.
 
@@ -37,7 +41,7 @@ def wait_for_device(runtime: Any) -> None:
 
     Raises
     ------
-    InvalidArgument
+    CaptureBroken (an InvalidArgument)
         A stream of the device, of whatever thread, is being captured. CUDA has broken that capture.
     """
     try:
@@ -45,7 +49,7 @@ def wait_for_device(runtime: Any) -> None:
     except runtime.CUDARuntimeError as error:
         if getattr(error, "status", None) not in _ERRORS:
             raise
-        raise InvalidArgument(
+        raise CaptureBroken(
             "a graph is being captured on another stream, and the device cannot be waited for meanwhile: make the "
             "attention, and whatever else waits, before the capture"
         ) from error

@@ -75,10 +75,15 @@ class Verdicts:
         return None if found is not None and found.late and config not in self._own else found
 
     def put(self, config: str, verdict: Verdict) -> None:
-        """Keep a verdict and those of the file, which are no older than this process's others."""
+        """Keep a verdict, and those of the file, which are no older than this process's others.
+
+        The kernel of a verdict is not taken where another process has found it wrong.
+        """
         with self._lock:
             self._own.add(config)
-            kept = {**self._read(), config: verdict}
+            kept = self._read()
+            found = kept.get(config)
+            kept[config] = found if found is not None and verdict.kernel in found.wrong else verdict
             self._known = {**self._known, **kept}
             if self.path is None:
                 return

@@ -82,6 +82,9 @@ WRONG: dict[str, tuple[dict[str, Any], type[PagedKVError], str]] = {
     "mask offsets beyond the mask": (
         {"mask": np.zeros(15, np.uint8), "mask_indptr": np.array([0, 15, 999])}, InvalidArgument, "mask",
     ),
+    "mask offsets whose bits do not fit 64 bits": (
+        {"mask": np.zeros(15, np.uint8), "mask_indptr": np.array([0, 15, -(2**61) + 999])}, InvalidArgument, "mask",
+    ),
     "one scale": ({"k_scale": SLOPES[:1]}, InvalidArgument, "together"),
     "scales of another shape": ({"k_scale": SLOPES[:3], "v_scale": SLOPES[:3]}, LayoutMismatch, "k_scale"),
     "scales of another dtype": ({"k_scale": np.ones(1), "v_scale": np.ones(1)}, WrongType, "float32"),

@@ -21,6 +21,7 @@ import pagedkv as pk
 from pagedkv.cache import gpu_kv
 from pagedkv.kernels import attention, autotune, driver, select, trial
 from pagedkv.kernels.backend import Dim3
+from pagedkv.kernels.captures import CaptureBroken
 from pagedkv.kernels.config import AttentionConfig
 from pagedkv.kernels.params import Params
 from pagedkv.kernels.recipe import Recipe
@@ -630,6 +631,22 @@ def test_verdicts_of_two_processes_are_both_kept_and_the_newer_one_of_a_config(f
     first.put(TWO, RIGHT)
     assert Verdicts(folder, "a device", "12.8").all() == {ONE: wrong, TWO: RIGHT}
     assert first.get(ONE) == wrong
+
+
+def test_no_process_takes_back_what_another_found_wrong(folder: Path) -> None:
+    first, second = (Verdicts(folder, "a device", "12.8") for _ in range(2))
+    wrong = Verdict("decode_simt", {}, {"decode_mma": "output[0] is nan"})
+    first.put(TWO, wrong)
+    second.put(TWO, RIGHT)
+    first.put(THREE, RIGHT)
+    assert first.get(TWO) == second.get(TWO) == Verdicts(folder, "a device", "12.8").get(TWO) == wrong
+
+
+def test_a_capture_that_breaks_a_trial_demotes_no_kernel() -> None:
+    device = Timed({"decode_mma": 1.0, "decode_tma": 2.0}, broken=("decode_mma",))
+    device.error = CaptureBroken("a graph is being captured on another stream")
+    assert chosen(device) == "decode_simt"
+    assert not autotune.verdicts_of(device).all(), "it is tried again"
 
 
 def test_a_verdict_that_was_forgotten_does_not_come_back(folder: Path) -> None:

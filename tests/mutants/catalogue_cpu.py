@@ -184,6 +184,11 @@ MUTANTS = (
         (("        if seen.begin == seen.end:\n", "        if False:\n"),), (HOLES,),
     ),
     Mutant(
+        "mask offsets may fall so far that their bits overflow", "pagedkv/cpu/_attend.pyx",
+        (("                    c.mask_indptr[seq + 1] < c.mask_indptr[seq] or \\\n", ""),),
+        ("test_what_does_not_fit_is_refused_before_anything_is_written",),
+    ),
+    Mutant(
         "the first block that a query sees may be any number", "pagedkv/cpu/_attend.pyx",
         (("range(seen.begin // c.block_size,", "range(seen.begin // c.block_size + 1,"),), (HOLES,),
     ),
