@@ -53,7 +53,8 @@ ARROWS: dict[str, set[str]] = {
         *("errors", "spec", "interop", "cpu", "observe.callbacks", "reference", "cache.layer_scales"),
         "cache.storage",
     },
-    "cache.gpu_kv": {"errors", "spec", "attention", "kernels", "cache.storage"},
+    "cache.gpu_kv": {"errors", "spec", "attention", "kernels", "cache.gpu_layers", "cache.storage"},
+    "cache.gpu_layers": {"spec", "kernels"},
     "cache.runtime": {"_core", "threads.crew", "threads.spawn"},
     "cache.tiered": {
         *("errors", "spec", "_core.tier", "tiers", "observe.callbacks", "attention", "kernels", "cache.storage"),

@@ -5,14 +5,13 @@ The kernels take the distance between pages as a stride, and tables of a short g
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pagedkv.cache.gpu_kv import GpuKV
+from pagedkv.cache.gpu_kv import GpuKV, new_lock
 from pagedkv.cache.group_kv import GroupKV
 from pagedkv.kernels.backend import Backend
 from pagedkv.spec.block_layout import check_outputs
@@ -41,7 +40,7 @@ class GpuGroupKV(GroupKV):
         before_work: Callable[[Any], None],
     ) -> None:
         self.backend, self._on_work, self._before_work = backend, on_work, before_work
-        self._lock = threading.RLock()
+        self._lock = new_lock()
         super().__init__(spec, layout, arena)
 
     def _opened(self, group: Group, rows: Any) -> GpuKV:

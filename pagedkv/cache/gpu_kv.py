@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 from pagedkv.attention import PagedAttention
 from pagedkv.attention.option_checks import float32_number
 from pagedkv.attention.places import check_may_wait
+from pagedkv.cache.gpu_layers import as_kernels_take, layer_kv, scales_of, with_v
 from pagedkv.cache.storage import StepTables
-from pagedkv.errors import UnsupportedVariant, WrongType
+from pagedkv.errors import InvalidArgument, UnsupportedVariant, WrongType
 from pagedkv.kernels.autotune import is_due
 from pagedkv.kernels.backend import Backend
 from pagedkv.kernels.block_ops import copy_blocks, fill_blocks
@@ -31,10 +32,9 @@ from pagedkv.kernels.layer_kv import LayerKv
 from pagedkv.kernels.select import kernel_on
 from pagedkv.kernels.tuning import REFERENCE
 from pagedkv.kernels.write_kv import write_kv
-from pagedkv.spec.block_layout import check_outputs, gathered_shapes, in_token_order, layer_view, plane_view
+from pagedkv.spec.block_layout import check_outputs, gathered_shapes, in_token_order, layer_view
 from pagedkv.spec.dtypes import BYTES
 from pagedkv.spec.kv_spec import KVSpec
-from pagedkv.spec.scales import Scales
 from pagedkv.spec.sizes import whole_number
 
 _STEP_ARRAYS = ("block_tables", "seq_lens", "q_indptr", "slot_mapping")
@@ -44,7 +44,8 @@ class GpuKV:
     """Reads and writes KV in a device tier's arena on a GPU.
 
     Steps of several threads share its buffers: each call uploads and launches under `lock`, and where another step's
-    call came between it uploads again.
+    call came between it uploads again. A call within a call of the same thread, as of a finalizer or a signal's
+    handler, would take the buffers from under it: InvalidArgument.
 
     Parameters
     ----------
@@ -68,18 +69,19 @@ class GpuKV:
         on_work: Callable[[Any], object],
         before_work: Callable[[Any], None] = lambda stream: None,
         row_bytes: int | None = None,
-        lock: AbstractContextManager[Any] | None = None,
+        lock: Any = None,
     ) -> None:
         self.spec, self.backend, self.on_work, self.before_work = spec, backend, on_work, before_work
-        self.lock = threading.RLock() if lock is None else lock  # held from `before_work` to `on_work`
+        self.lock = lock or new_lock()  # held from `before_work` to `on_work`
+        self.is_mine: Callable[[], bool] = self.lock._is_owned  # by this thread
         self._views = [layer_view(arena, layer, spec, row_bytes) for layer in range(spec.num_layers)]
-        self._scales = [_scales(arena, spec, layer, backend, row_bytes) for layer in range(spec.num_layers)]
+        self._scales = [scales_of(arena, spec, layer, backend, row_bytes) for layer in range(spec.num_layers)]
         self._arena = arena[:, : spec.block_bytes]
-        self._layers = [_layer(spec, backend, *given) for given in zip(self._views, self._scales, strict=True)]
+        self._layers = [layer_kv(spec, backend, *given) for given in zip(self._views, self._scales, strict=True)]
         self._attended = self._layers
         if spec.v_in_k:
             parts = [(k, k[..., : spec.output_dim]) for k, _ in self._views]
-            self._attended = [_layer(spec, backend, *given) for given in zip(parts, self._scales, strict=True)]
+            self._attended = [layer_kv(spec, backend, *given) for given in zip(parts, self._scales, strict=True)]
         self._buffers: dict[str, Any] = {}
         self._attentions: dict[tuple[Any, ...], PagedAttention] = {}
         self._outgrown: list[Any] = []  # buffers and attentions: kernels and graphs may still use their memory
@@ -162,14 +164,19 @@ class GpuKV:
             tables = self.device_copy("gather_tables", blocks[None], stream)
             indptr = self.device_copy("gather_indptr", np.array([0, stop - start], np.int32), stream)
             first = self.device_copy("gather_first", np.array([start], np.int32), stream)
-            k, v = (in_token_order(_as_kernels_take(array), layout) for array in out)
+            k, v = (in_token_order(as_kernels_take(array), layout) for array in out)
             for place, cache in zip(places, self._layers, strict=True):
-                outputs = _with_v((k[place], v[place]))
+                outputs = with_v((k[place], v[place]))
                 gather_kv(cache, tables, indptr, *outputs, first_positions=first, stream=stream)
 
     @contextmanager
     def working(self, stream: Any) -> Iterator[None]:
-        """Order the launches within after those before; moves wait for them."""
+        """Order the launches within after those before; moves wait for them.
+
+        A step's calls do the same without this generator, which costs the host half a microsecond.
+        """
+        if self.is_mine():
+            raise nested()
         with self.lock:
             self.before_work(stream)
             try:
@@ -264,11 +271,13 @@ class GpuStepKV:
                 "mark_written"
             )
         kv = self._kv
+        if kv.is_mine():
+            raise nested()
         with kv.lock:
             kv.before_work(stream)
             try:
                 arrays = self._upload(stream)
-                write_kv(kv.cache(layer), arrays["slot_mapping"], *_with_v((k, v)), stream=stream)
+                write_kv(kv.cache(layer), arrays["slot_mapping"], *with_v((k, v)), stream=stream)
             finally:  # also of an upload before a refusal
                 kv.on_work(stream)
 
@@ -286,6 +295,8 @@ class GpuStepKV:
     ) -> Any:
         """Attention of the new tokens: ``o``, or ``(o, lse)``."""
         kv = self._kv
+        if kv.is_mine():
+            raise nested()
         with kv.lock:
             kv.before_work(stream)
             try:
@@ -344,6 +355,19 @@ class GpuStepKV:
         return self._on_device
 
 
+def new_lock() -> Any:
+    """A lock that tells whether this thread holds it."""
+    return threading.RLock()
+
+
+def nested() -> InvalidArgument:
+    """The refusal of a call within a call of the same thread."""
+    return InvalidArgument(
+        "this thread is within a call on the cache's GPU memory already: a finalizer, a handler of a signal or a hook "
+        "that runs meanwhile cannot make another; let the call return first"
+    )
+
+
 def _room(count: int) -> int:
     """At least `count`, a power of two: so that growth is rare."""
     return 1 << max(0, count - 1).bit_length()
@@ -354,38 +378,3 @@ def _known_by(name: str, value: Any) -> Hashable:
     if name in ("softmax_scale", "soft_cap"):
         return float32_number(value, name)
     return id(value) if name in ("alibi_slopes", "sinks") else value
-
-
-def _with_v(pair: tuple[Any, Any]) -> tuple[Any, Any]:
-    """K and V as kernels take them: None in the place of a V of no width."""
-    k, v = pair
-    return k, None if getattr(v, "shape", ())[-1:] == (0,) else v
-
-
-def _layer(spec: KVSpec, backend: Backend, views: tuple[Any, Any], scales: dict[str, Any]) -> LayerKv:
-    """A layer of these views; one without V has no scales of V."""
-    k, v = _with_v(views)
-    if v is None and scales:
-        scales = scales | {"v_scale": None}
-    return LayerKv(backend, k, v, dtype=_kernel_dtype(spec), scale_mode=spec.scale_mode, **scales)  # type: ignore[arg-type]
-
-
-def _scales(arena: Any, spec: KVSpec, layer: int, backend: Backend, row_bytes: int | None) -> dict[str, Any]:
-    """Keywords with a layer's scales; none where the dtype has none."""
-    if spec.scales is None:
-        return {}
-    if isinstance(spec.scales, Scales):
-        k, v = (backend.asarray(scale) for scale in spec.scales.of_layer(layer))
-    else:
-        k, v = (plane_view(arena, spec, name, row_bytes)[:, layer] for name in ("k_scale", "v_scale"))
-    return {"k_scale": k, "v_scale": v}
-
-
-def _kernel_dtype(spec: KVSpec) -> str:
-    """The dtype that kernels take blocks for: bytes are copied as int8."""
-    return "int8" if spec.dtype == BYTES else spec.dtype
-
-
-def _as_kernels_take(array: Any) -> Any:
-    """Bytes as int8, which kernels copy."""
-    return array.view(np.int8) if array.dtype == np.uint8 else array

@@ -102,6 +102,34 @@ def test_no_other_call_comes_between_an_upload_and_its_launch(backend: Any, monk
     assert not free
 
 
+@pytest.mark.parametrize("kernel", ["write_kv", "decode_mma", "prefill_mma", "gather_kv"])
+def test_a_call_within_a_call_is_refused_and_the_outer_one_stays_right(
+    backend: Any, monkeypatch: pytest.MonkeyPatch, kernel: str
+) -> None:
+    launch, refused = backend.launch, []
+    with pk.KVCache(SPEC, pk.Blocks(8), backend=backend) as cache:
+        seqs = cache.sequence(range(5)), cache.sequence(range(100, 105))
+        with cache.step([seqs[0]]) as own, cache.step([seqs[1]]) as other:
+            other.write(0, rows(2), rows(2))
+
+            def launched(variant: Any, *arguments: Any, **options: Any) -> None:
+                if variant.kernel == kernel:  # as a finalizer that the collector runs here
+                    steps = [lambda: other.write(0, rows(3), rows(3)), lambda: other.attend(0, rows(0))]
+                    for act in [seqs[1].gather] if kernel == "gather_kv" else steps:
+                        with pytest.raises(pk.errors.InvalidArgument, match="within a call"):
+                            act()
+                    refused.append(kernel)
+                launch(variant, *arguments, **options)
+
+            monkeypatch.setattr(backend, "launch", launched)
+            own.write(0, rows(1), rows(1))
+            assert (np.asarray(own.attend(0, rows(0), kernel="decode_mma"), np.float32) == 1).all()
+            assert (np.asarray(own.attend(0, rows(0), kernel="prefill_mma"), np.float32) == 1).all()
+        for seq, value in zip(seqs, (1, 2), strict=True):
+            assert (np.asarray(seq.gather()[0], np.float32) == value).all()
+    assert refused
+
+
 def test_moves_wait_for_the_uploads_of_a_write_that_is_refused(backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     with pk.KVCache(SPEC, pk.Blocks(8), backend=backend) as cache:
         told: list[Any] = []

@@ -260,6 +260,21 @@ MUTANTS = (
         ("test_no_other_call_comes_between_an_upload_and_its_launch",),
     ),
     Mutant(
+        "a write on a GPU within a call of the same thread takes its buffers",
+        GPU_KV,
+        (("            raise nested()\n        with kv.lock:\n            kv.before_work(stream)\n            try:\n"
+          "                arrays",
+          "            pass\n        with kv.lock:\n            kv.before_work(stream)\n            try:\n"
+          "                arrays"),),
+        ("test_a_call_within_a_call_is_refused_and_the_outer_one_stays_right",),
+    ),
+    Mutant(
+        "a gather on a GPU within a call of the same thread takes its buffers",
+        GPU_KV,
+        (("        if self.is_mine():\n            raise nested()\n", ""),),
+        ("test_a_call_within_a_call_is_refused_and_the_outer_one_stays_right",),
+    ),
+    Mutant(
         "moves do not wait for the uploads of a write that is refused",
         "pagedkv/cache/gpu_kv.py",
         (("            finally:  # also of an upload before a refusal\n",

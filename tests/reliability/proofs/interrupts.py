@@ -23,8 +23,9 @@ MOST_DEATHS = 5  # of processes, before a mode is given up
 FULL = 20_000  # cases from which on every room must have been interrupted, and not the main ones alone
 ROOMS = (
     "admission", "attention", "block_layout", "budgets", "cache", "callbacks", "checkpoint", "clock", "core",
-    "cost_model", "cpu", "crew", "device_kv", "dispatcher", "dtypes", "engine", "explain", "gpu_kv", "hooks",
-    "interop", "jobs", "journal", "latency", "kernels", "kv_spec", "learned", "load", "matcher", "metrics", "moves",
+    "cost_model", "cpu", "crew", "device_kv", "dispatcher", "dtypes", "engine", "explain", "gpu_kv", "gpu_layers",
+    "hooks", "interop", "jobs", "journal", "latency", "kernels", "kv_spec", "learned", "load", "matcher", "metrics",
+    "moves",
     "namespace", "parts", "paths", "pin", "place", "policies", "prefetch", "recording", "records", "remainder",
     "remote", "roots", "runtime", "scheduler", "scrub", "sequence", "sizes", "spawn", "stats", "step", "storage",
     "tiered", "tiers", "traced_step", "waits",
@@ -42,7 +43,7 @@ NOT_OF_A_CACHE = {
     "c_api", "ending", "errors", "init__", "monitor", "reference", "version",  # no lines that a cache's caller passes
 }  # fmt: skip
 MAIN = ("cache", "core", "engine", "hooks", "load", "moves", "prefetch", "scheduler", "sequence", "step")
-NEED_NVRTC = {"attention", "gpu_kv", "kernels"}
+NEED_NVRTC = {"attention", "gpu_kv", "gpu_layers", "kernels"}
 OUT = ("KeyboardInterrupt", "SystemExit", "HandlerTimeout", "MemoryError")
 
 
