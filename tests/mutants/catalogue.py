@@ -10,6 +10,7 @@ from tests.mutants import (
     catalogue_bench,
     catalogue_c_api,
     catalogue_cache,
+    catalogue_choice,
     catalogue_core,
     catalogue_cpu,
     catalogue_disk,
@@ -49,6 +50,7 @@ ROOMS = {
     "adapters": catalogue_adapters.MUTANTS,
     "c_api": catalogue_c_api.MUTANTS,
     "launches": catalogue_launches.MUTANTS,
+    "choice": catalogue_choice.MUTANTS,
     "tilings": catalogue_tilings.MUTANTS,
     "bench": catalogue_bench.MUTANTS,
 }

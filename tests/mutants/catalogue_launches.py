@@ -1,13 +1,11 @@
-"""Mistakes in launches: repeated ones, the choice of a kernel, streams, small blocks."""
+"""Mistakes in launches: repeated ones, refusals, streams, captures, small blocks."""
 
 from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
 RECIPE, ATTENTION = "pagedkv/kernels/recipe.py", "pagedkv/attention/paged_attention.py"
-AUTOTUNE, TRIAL = "pagedkv/kernels/autotune.py", "pagedkv/kernels/trial.py"
 CHECKS = "pagedkv/attention/layer_checks.py"
-TUNING, DOCTOR = "pagedkv/kernels/tuning.py", "pagedkv/tools/doctor.py"
 GPU_KV = "pagedkv/cache/gpu_kv.py"
 HOLES = "test_blocks_that_no_window_reaches_need_not_be_there_but_all_others_must"
 IN_TURN, CAPTURES = "pagedkv/kernels/in_turn.py", "pagedkv/kernels/captures.py"
@@ -65,40 +63,10 @@ MUTANTS = (
         ("test_latents_are_given_once",),
     ),
     Mutant(
-        "latents of a trial do not hold V",
-        "pagedkv/kernels/trial.py",
-        (("k[..., : config.head_dim_v] if config.v_in_k else made", "made"),),
-        ("test_kernels_for_latents_are_right_in_their_trial",),
-    ),
-    Mutant(
         "launches outlive the arrays of their batch",
         ATTENTION,
         (("(batch, places, {})", "(batch, places, before.launches if before else {})"),),
         ("test_a_plan_over_the_same_arrays_keeps_the_launches_and_other_arrays_get_their_own",),
-    ),
-    Mutant(
-        "a process takes back what another found wrong",
-        TUNING,
-        (("found if found is not None and verdict.kernel in found.wrong else verdict", "verdict"),),
-        ("test_no_process_takes_back_what_another_found_wrong",),
-    ),
-    Mutant(
-        "a capture that breaks a trial demotes the kernel",
-        AUTOTUNE,
-        (("MemoryError | OSError | CaptureBroken)", "MemoryError | OSError)"),),
-        ("test_a_capture_that_breaks_a_trial_demotes_no_kernel",),
-    ),
-    Mutant(
-        "a kernel found wrong is taken where trials are off",
-        "pagedkv/kernels/select.py",
-        (("return chosen if chosen.name not in wrong else", "return chosen if True else"),),
-        ("test_a_kernel_found_wrong_is_not_taken_where_none_is_tried",),
-    ),
-    Mutant(
-        "any word but 0 turns trials of kernels on",
-        AUTOTUNE,
-        (("if asked.lower() not in (*ON, *OFF):", "if False:"), ("and asked.lower() in ON", "and asked != '0'")),
-        ("test_autotune_is_on_or_off_by_words_and_nothing_else",),
     ),
     Mutant(
         "a cascade's reset leaves the workspaces of its levels",
@@ -144,54 +112,6 @@ MUTANTS = (
         ("test_another_form_that_does_not_fit_is_refused_as_the_first_time",),
     ),
     Mutant(
-        "a kernel whose results differ is taken",
-        AUTOTUNE,
-        (("        if why:\n", "        if False:\n"), ("            if not why:\n", "            if True:\n")),
-        ("test_a_kernel_that_is_wrong_here_is_demoted_with_a_warning",),
-    ),
-    Mutant(
-        "a kernel without memory for its trial counts as wrong",
-        AUTOTUNE,
-        (("            if _passes(error):\n                raise\n            why", "            why"),),
-        ("test_a_trial_that_fails_for_want_of_something_is_put_off",),
-    ),
-    Mutant(
-        "memory that CUDA does not give is a fault of the kernel",
-        AUTOTUNE,
-        (("return passes or isinstance(", "return isinstance("),),
-        ("test_a_trial_that_fails_for_want_of_something_is_put_off",),
-    ),
-    Mutant(
-        "a kernel that CUDA cannot run is tried for ever",
-        AUTOTUNE,
-        (('is_cuda and getattr(error, "status", 0) in PASSING', "is_cuda"),),
-        ("test_a_kernel_that_cannot_run_is_demoted_for_good",),
-    ),
-    Mutant(
-        "a trial that was put off is made at once",
-        AUTOTUNE,
-        (("again_at is not None and time.monotonic() < again_at", "False"),),
-        ("test_a_trial_that_fails_for_want_of_something_is_put_off",),
-    ),
-    Mutant(
-        "a trial is due that another process has made",
-        AUTOTUNE,
-        (("        _put_off.pop((verdicts, name), None)\n        return", "        return"),),
-        ("test_a_trial_that_another_process_made_is_not_due",),
-    ),
-    Mutant(
-        "a kernel is blamed for a device that another broke",
-        AUTOTUNE,
-        (("            is_lost = _is_lost(backend)\n", ""),),
-        ("test_a_kernel_that_breaks_the_device_is_not_the_fault_of_the_next",),
-    ),
-    Mutant(
-        "an error of the driver ends the constructor",
-        AUTOTUNE,
-        (("if _passes(error) or isinstance(error, PagedKVError):", "if True:"),),
-        ("test_a_device_on_which_decode_simt_fails_is_named",),
-    ),
-    Mutant(
         "a cache keeps decode_simt though there is memory for a trial now",
         GPU_KV,
         ((" and self._has_better(found, stream))", " and False)"),),
@@ -204,28 +124,10 @@ MUTANTS = (
         ("test_a_cache_takes_the_best_kernel_once_there_is_memory_to_try_it",),
     ),
     Mutant(
-        "noise decides between kernels",
-        AUTOTUNE,
-        (("CLEARLY = 0.97", "CLEARLY = 1.0"),),
-        ("test_the_kernel_that_is_clearly_faster_is_taken_and_tried_once",),
-    ),
-    Mutant(
         "a wide window wraps around",
         ATTENTION,
         (("min(int(window or 0), MAX_WINDOW)", "int(window or 0)"),),
         ("test_a_window_as_wide_as_there_can_be_hides_nothing",),
-    ),
-    Mutant(
-        "a trial of prefill divides no row tile",
-        "pagedkv/kernels/trial.py",
-        (("DIVIDED_LEN = 2200", "DIVIDED_LEN = 1000"),),
-        ("test_a_trial_of_prefill_has_row_tiles_in_parts",),
-    ),
-    Mutant(
-        "a trial's blocks are NHD",
-        "pagedkv/kernels/trial.py",
-        (("make((num_blocks, heads, size, dim)).swapaxes(1, 2)", "make((num_blocks, size, heads, dim))"),),
-        ("test_a_trials_blocks_lie_as_a_cache_on_a_gpu_lays_them",),
     ),
     Mutant(
         "an attention is made within a capture",
@@ -292,85 +194,6 @@ MUTANTS = (
         "pagedkv/cache/gpu_kv.py",
         (("< flat.size:\n            check_may_wait(self.backend, stream)\n", "< flat.size:\n"),),
         ("test_a_steps_first_attention_within_a_capture_is_refused_and_works_later",),
-    ),
-    Mutant(
-        "a NaN passes the check",
-        "pagedkv/kernels/trial.py",
-        (("(np.abs(ours - theirs) <= limit)", "~(np.abs(ours - theirs) > limit)"),),
-        ("test_a_difference_is_told_by_its_place_and_no_nan_passes",),
-    ),
-    Mutant(
-        "verdicts of another driver are believed",
-        TUNING,
-        (("            if not other:\n", "            if True:\n"),),
-        ("test_a_file_of_another_driver_or_source_is_made_again",),
-    ),
-    Mutant(
-        "that a file of verdicts is of another driver is told twice",
-        TUNING,
-        (("        self._warned = True\n", ""),),
-        ("test_a_file_of_another_driver_or_source_is_made_again",),
-    ),
-    Mutant(
-        "a damaged file of verdicts ends the constructor",
-        TUNING,
-        ((", OverflowError, RecursionError) as error", ", OverflowError) as error"),),
-        ("test_a_damaged_file_is_made_again",),
-    ),
-    Mutant(
-        "a kernel of the file is taken, whatever it is",
-        TUNING,
-        (("if verdict.kernel != REFERENCE and verdict.kernel not in us:", "if False:"),),
-        ("test_a_damaged_file_is_made_again",),
-    ),
-    Mutant(
-        "a kernel of the file is taken that is wrong",
-        TUNING,
-        (("len(set(known)) < len(known) or ", ""),),
-        ("test_a_damaged_file_is_made_again",),
-    ),
-    Mutant(
-        "a kernel of the file is taken that was no candidate",
-        TUNING,
-        ((" or not candidates.issuperset(known):", ":"),),
-        ("test_a_damaged_file_is_made_again",),
-    ),
-    Mutant(
-        "a NaN of the file is a time",
-        TUNING,
-        (("if not all(0 <= value < math.inf for", "if any(value < 0 or value == math.inf for"),),
-        ("test_a_damaged_file_is_made_again",),
-    ),
-    Mutant(
-        "a process forgets the verdicts of others",
-        TUNING,
-        (("kept = self._read()\n", "kept = {}\n"),),
-        ("test_verdicts_of_two_processes_are_both_kept_and_the_newer_one_of_a_config",),
-    ),
-    Mutant(
-        "a process puts its old verdicts over those of others",
-        TUNING,
-        (("kept = self._read()\n", "kept = {**self._read(), **self._known}\n"),),
-        ("test_verdicts_of_two_processes_are_both_kept_and_the_newer_one_of_a_config",
-         "test_a_verdict_that_was_forgotten_does_not_come_back",),
-    ),
-    Mutant(
-        "a file of verdicts is written in place",
-        TUNING,
-        (("write_whole(self.path, body.encode())", "self.path.write_bytes(body.encode())"),),
-        ("test_a_file_of_verdicts_is_whole_at_any_moment",),
-    ),
-    Mutant(
-        "forgotten verdicts stay in the file",
-        TUNING,
-        (("                self.path.unlink(missing_ok=True)\n", "                pass\n"),),
-        ("test_a_verdict_that_was_forgotten_does_not_come_back",),
-    ),
-    Mutant(
-        "a kernel that needs tensor maps is tried without them",
-        "pagedkv/kernels/select.py",
-        (("        and (maps or not kernel.tiling(config, max_q_len).box_tokens)\n", ""),),
-        ("test_a_device_without_tensor_maps_tries_no_kernel_that_needs_them",),
     ),
     Mutant(
         "a run on another stream does not wait for the runs before it",
@@ -729,133 +552,9 @@ MUTANTS = (
         ("test_small_blocks_fill_a_bounce_buffer_and_are_one_launch_of_it",),
     ),
     Mutant(
-        "a trial has no end",
-        AUTOTUNE,
-        (("is_lost or budget.left <= 0:", "is_lost:"),),
-        ("test_a_kernel_that_there_is_no_time_for_is_tried_by_the_next_process",),
-    ),
-    Mutant(
-        "compiling takes the time of a trial",
-        TRIAL,
-        (("            self._end += self._clock() - begin\n", "            pass\n"),),
-        ("test_a_trial_takes_its_seconds_and_compiling_does_not_count",),
-    ),
-    Mutant(
-        "a kernel compiles while its launches are counted",
-        TRIAL,
-        (("    with budget.paused():\n        backend.prepare(plan.variants())\n    problem = ", "    problem = "),),
-        ("test_a_trial_takes_its_seconds_and_compiling_does_not_count",),
-    ),
-    Mutant(
-        "the first kernel is timed for as long as all have",
-        AUTOTUNE,
-        (("budget, 1 / (len(new) - number))", "budget, 1.0)"),),
-        ("test_a_trial_takes_its_seconds_and_compiling_does_not_count",),
-    ),
-    Mutant(
         "a kernel is timed however long it takes",
         "pagedkv/kernels/cupy_backend.py",
         (("fits = int(1e6 * most_s / max(once, 1.0))", "fits = _SERIES * runs"),),
         ("test_a_kernel_is_timed_within_the_seconds_given_but_for_two_runs",),
-    ),
-    Mutant(
-        "a kernel that was late is never tried",
-        "pagedkv/kernels/tuning.py",
-        (("found.late and config not in self._own", "False"),),
-        ("test_a_kernel_that_there_is_no_time_for_is_tried_by_the_next_process",),
-    ),
-    Mutant(
-        "a kernel that was late is tried whenever a plan is made",
-        "pagedkv/kernels/tuning.py",
-        (("            self._own.add(config)\n", ""),),
-        ("test_a_kernel_that_there_is_no_time_for_is_tried_by_the_next_process",),
-    ),
-    Mutant(
-        "kernels that were tried are tried again with the late ones",
-        AUTOTUNE,
-        (("us, wrong, late = dict(before.us), dict(before.wrong), []", "us, wrong, late = {}, {}, []"),),
-        ("test_a_kernel_that_there_is_no_time_for_is_tried_by_the_next_process",),
-    ),
-    Mutant(
-        "a trial times what Python does for a launch",
-        TRIAL,
-        (("        return lambda stream: made(arrays, stream)\n",
-          "        return lambda stream: plan.layer_launch(\n"
-          "            self.q, self.k, self.v, self.out, self.batch, self.options, lse=self.lse, **self.scales\n"
-          "        )(arrays, stream)\n"),),
-        ("test_a_timed_run_works_nothing_out_in_python",),
-    ),
-    Mutant(
-        "the KV that a trial times may lie in the L2",
-        TRIAL,
-        (("min(max(TIMED_BYTES, TIMED_L2S * backend.l2_bytes), MOST_TIMED_BYTES)", "TIMED_BYTES"),),
-        ("test_what_is_timed_does_not_fit_into_the_l2_unless_memory_is_short",),
-    ),
-    Mutant(
-        "a trial takes memory that there is not",
-        TRIAL,
-        (("min(wanted, max(backend.free_bytes() // FREE_SHARE, LEAST_TIMED_BYTES))", "wanted"),),
-        ("test_what_is_timed_does_not_fit_into_the_l2_unless_memory_is_short",),
-    ),
-    Mutant(
-        "many CTAs share the small batch of a check",
-        TRIAL,
-        (("        plan.division.narrow(num_ctas)\n", ""),),
-        ("test_a_kernel_that_is_wrong_in_places_is_caught",),
-    ),
-    Mutant(
-        "queries of a trial take more memory than its keys",
-        TRIAL,
-        (("max(min(tokens, TIMED_TOKENS), 1)", "TIMED_TOKENS"),),
-        ("test_queries_that_are_timed_take_no_more_memory_than_keys",),
-    ),
-    Mutant(
-        "a check with many heads has as many queries as one with few",
-        TRIAL,
-        (("-(-CHECKED_ROWS // config.group_size)", "CHECKED_ROWS"),),
-        ("test_a_check_has_more_rows_than_a_row_tile_and_not_many_more",),
-    ),
-    Mutant(
-        "few CTAs alone take the small batch of a check",
-        TRIAL,
-        (("CHECKED_CTAS = (ALL_CTAS, FEW_CTAS)", "CHECKED_CTAS = (FEW_CTAS,)"),),
-        ("test_a_kernel_that_is_wrong_in_places_is_caught",),
-    ),
-    Mutant(
-        "a run of a check that writes nothing has the output of the run before",
-        TRIAL,
-        (("(backend.zeros(one.shape, one.dtype) for one in (problem.out, problem.lse))", "problem.out, problem.lse"),),
-        ("test_a_kernel_that_computes_once_is_wrong",),
-    ),
-    Mutant(
-        "--retune is ignored beside --disk and --remote",
-        DOCTOR,
-        (("arguments.retune and (arguments.remote", "False and (arguments.remote"),),
-        ("test_kernels_are_not_tried_again_beside_another_examination",),
-    ),
-    Mutant(
-        "--retune forgets nothing",
-        DOCTOR,
-        (("            verdicts.forget()\n", "            pass\n"),),
-        ("test_the_doctor_shows_verdicts_and_tries_again_when_asked",),
-    ),
-    Mutant(
-        "a file of verdicts that cannot be removed ends the doctor",
-        DOCTOR,
-        (("OSError as error:\n            why", "ZeroDivisionError as error:\n            why"),),
-        ("test_the_doctor_names_a_file_that_cannot_be_forgotten",),
-    ),
-    Mutant(
-        "verdicts are dropped though their file stays",
-        TUNING,
-        (("        with self._lock:\n            if self.path is not None:",
-          "        with self._lock:\n            self._known = {}\n            if self.path is not None:"),),
-        ("test_the_doctor_names_a_file_that_cannot_be_forgotten",),
-    ),
-    Mutant(
-        "PAGEDKV_AUTOTUNE=0 turns nothing off",
-        AUTOTUNE,
-        ((" and asked.lower() in ON", ""),),
-        ("test_nothing_is_tried_for_a_named_kernel_or_schedule_or_when_it_is_off",),
     ),
 )
