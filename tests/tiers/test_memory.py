@@ -262,7 +262,7 @@ def test_no_copy_reaches_from_one_page_locked_piece_into_the_next(fake_cupy, mon
         assert fake_cupy.copies - copies == pieces
         np.testing.assert_array_equal(device.arena.bytes, host.arena)
         del host
-        gc.collect()
+        wait_for_unlocked(fake_cupy)
 
 
 def test_no_copy_of_a_groups_pages_reaches_into_the_next_page_locked_piece(fake_cupy, monkeypatch):
