@@ -190,7 +190,11 @@ def make_plan(
     if schedule == "auto":
         schedule = chosen.schedules[0]
     if schedule not in SCHEDULES or schedule not in chosen.schedules:
-        raise InvalidArgument(f"{chosen.name} takes the schedules {', '.join(chosen.schedules)}, got {schedule[:40]!r}")
+        others = "; the others cannot compute this or were found wrong here (`pagedkv doctor`)"
+        raise InvalidArgument(
+            f"{chosen.name} takes the schedules {', '.join(chosen.schedules)}, got {schedule[:40]!r}"
+            + others * (kernel == "auto" and chosen.name == REFERENCE)
+        )
     if schedule == "partitioned" and not max_seq_len:
         raise InvalidArgument("the partitioned schedule needs max_seq_len, which sizes its grid and workspace")
     tiling = chosen.tiling(config, max_q_len)

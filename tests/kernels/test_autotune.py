@@ -19,6 +19,7 @@ import pytest
 
 import pagedkv as pk
 from pagedkv.cache import gpu_kv
+from pagedkv.errors import InvalidArgument
 from pagedkv.kernels import attention, autotune, driver, select, trial
 from pagedkv.kernels.backend import Dim3
 from pagedkv.kernels.captures import CaptureBroken
@@ -537,6 +538,17 @@ def test_a_kernel_found_wrong_is_not_taken_where_none_is_tried(monkeypatch: pyte
     monkeypatch.setenv("PAGEDKV_AUTOTUNE", "off")
     assert chosen(device) == "decode_tma"
     assert chosen(device, kernel="decode_mma") == "decode_mma", "by name the caller takes it"
+
+
+def test_a_schedule_whose_kernels_were_found_wrong_is_refused_with_the_reason() -> None:
+    device = Timed({}, broken=("prefill_mma", "prefill_wgmma"))
+    device.computes = False
+    with pytest.warns(RuntimeWarning):
+        assert chosen(device, max_q_len=64) == "decode_simt"
+    assert chosen(device, max_q_len=64, schedule="whole") == "decode_simt"
+    with pytest.raises(InvalidArgument, match=r"decode_simt takes .* got 'listed'; .* found wrong here"):
+        chosen(device, max_q_len=64, schedule="listed")
+    assert chosen(device, max_q_len=64, schedule="listed", kernel="prefill_mma") == "prefill_mma"
 
 
 def test_autotune_is_on_or_off_by_words_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
