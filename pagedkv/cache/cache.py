@@ -1016,6 +1016,8 @@ class KVCache:
         Twice is fine.
 
         Blocks that the disk lacks are written first, as by :meth:`checkpoint`; the log counts those lost all the same.
+        Kernels that a step launched before are waited for. A thread that is still within a step's call is not: let it
+        return first, at least where the device's memory is your own and you free it next.
 
         Parameters
         ----------
