@@ -10,6 +10,7 @@ Before a tier move touches the arena it waits, on its own stream, for the launch
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -84,6 +85,7 @@ class GpuKV:
             self._attended = [layer_kv(spec, backend, *given) for given in zip(parts, self._scales, strict=True)]
         self._buffers: dict[str, Any] = {}
         self._attentions: dict[tuple[Any, ...], PagedAttention] = {}
+        self._asked_at: dict[tuple[Any, ...], float] = {}  # when a better kernel was last looked for
         self._outgrown: list[Any] = []  # buffers and attentions: kernels and graphs may still use their memory
         self.uploaded: dict[int, GpuStepKV] = {}  # by part: whose arrays lie in its buffers
 
@@ -217,7 +219,7 @@ class GpuKV:
             or found.max_sequences < num_seqs
             or found.max_tokens < num_tokens
             or found.max_q_len < max_q_len
-            or (variant.get("kernel", "auto") == "auto" and self._has_better(found, stream))
+            or (variant.get("kernel", "auto") == "auto" and self._has_better(key, found, stream))
         ):
             spec = self.spec
             check_may_wait(self.backend, stream)
@@ -232,10 +234,11 @@ class GpuKV:
             )  # fmt: skip
         return found
 
-    def _has_better(self, found: PagedAttention, stream: Any) -> bool:
+    def _has_better(self, key: tuple[Any, ...], found: PagedAttention, stream: Any) -> bool:
         """Whether another kernel is taken now, as the trial that was put off could be made."""
-        if not is_due() or found.kernel != REFERENCE or self.backend.is_capturing(stream):
+        if not is_due(self._asked_at.get(key, 0.0)) or found.kernel != REFERENCE or self.backend.is_capturing(stream):
             return False
+        self._asked_at[key] = time.monotonic()
         return kernel_on(self.backend, found.config, found.max_q_len).name != found.kernel
 
 

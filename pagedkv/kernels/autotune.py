@@ -132,9 +132,12 @@ def best(
     return final.kernel
 
 
-def is_due() -> bool:
-    """Whether a trial was put off, as for want of memory, and may be begun again now."""
-    return bool(_put_off) and any(at <= time.monotonic() for at in tuple(_put_off.values()))
+def is_due(asked_at: float) -> bool:
+    """Whether a trial that was put off, as for want of memory, has become possible.
+
+    Only since `asked_at`, a moment of the monotonic clock: a trial that no call asks for is news once.
+    """
+    return bool(_put_off) and any(asked_at < at <= time.monotonic() for at in tuple(_put_off.values()))
 
 
 def text_of(config: AttentionConfig, max_q_len: int, candidates: Sequence[str]) -> str:

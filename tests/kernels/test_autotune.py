@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import time
 import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -210,22 +211,23 @@ def test_a_trial_that_fails_for_want_of_something_is_put_off(
     assert list(folder.glob("tuning-*.json")) == []
     failing.broken = ()
     failing.tried.clear()
-    assert (chosen(failing), failing.tried, autotune.is_due()) == ("decode_simt", [], False)
+    assert (chosen(failing), failing.tried, autotune.is_due(0.0)) == ("decode_simt", [], False)
     now[0] = autotune.REST_S
-    assert autotune.is_due()
+    assert autotune.is_due(0.0)
+    assert not autotune.is_due(now[0]), "to one who asked since"
     assert chosen(failing) == "decode_tma"
-    assert not autotune.is_due()
+    assert not autotune.is_due(0.0)
 
 
 def test_a_trial_that_another_process_made_is_not_due(failing: Timed, monkeypatch: pytest.MonkeyPatch) -> None:
     failing.broken, failing.error = ("decode_tma",), MemoryError("no room")
     monkeypatch.setattr(autotune, "REST_S", 0.0)
     assert chosen(failing) == "decode_simt"
-    assert autotune.is_due()
+    assert autotune.is_due(0.0)
     ((verdicts, config),) = autotune._put_off
     verdicts.put(config, Verdict("decode_mma", {"decode_mma": 9.0}))
     assert chosen(failing) == "decode_mma"
-    assert not autotune.is_due()
+    assert not autotune.is_due(0.0)
 
 
 @pytest.mark.parametrize("error", [named("CUDADriverError", 715), named("Error", 2)], ids=["instruction", "no CUDA"])
@@ -771,7 +773,7 @@ def test_a_cache_takes_the_best_kernel_once_there_is_memory_to_try_it(monkeypatc
         assert taken() == "decode_simt"
         device.broken = ()
         assert taken() == "decode_simt"
-        monkeypatch.setattr(gpu_kv, "is_due", lambda: True)
+        monkeypatch.setattr(gpu_kv, "is_due", lambda asked_at: True)
         monkeypatch.setattr(autotune, "_put_off", {})
         device.is_capturing = lambda stream=None: True  # type: ignore[method-assign]
         assert taken() == "decode_simt"
@@ -779,6 +781,31 @@ def test_a_cache_takes_the_best_kernel_once_there_is_memory_to_try_it(monkeypatc
         assert taken() == "decode_tma"
         device.tried.clear()
         assert (taken(), device.tried) == ("decode_tma", ["decode_tma"])
+
+
+def test_a_trial_put_off_that_no_call_asks_for_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Timed({}, broken=("decode_mma",))
+    device.error, device.computes = MemoryError("no room"), False
+    asked: list[AttentionConfig] = []
+
+    def kernel_on(backend: object, config: AttentionConfig, max_q_len: int) -> SimpleNamespace:
+        asked.append(config)
+        return SimpleNamespace(name="decode_simt")
+
+    with pk.KVCache(pk.KVSpec(1, 1, 64, "float16", 16), pk.Blocks(4), backend=device) as cache:
+
+        def attend() -> None:
+            with cache.sequence([1]) as seq, cache.step([seq]) as step:
+                step.write(0, np.ones((1, 1, 64), np.float16), np.ones((1, 1, 64), np.float16))
+                step.attend(0, np.ones((1, 4, 64), np.float16))
+
+        attend()
+        monkeypatch.setattr(gpu_kv, "kernel_on", kernel_on)
+        for number in (1, 2):
+            monkeypatch.setattr(autotune, "_put_off", {(None, "unused"): time.monotonic()})
+            for _ in range(3):
+                attend()
+            assert len(asked) == number
 
 
 def test_a_driver_older_than_tensor_maps_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,6 +75,18 @@ MUTANTS = (
         ("test_a_trial_that_another_process_made_is_not_due",),
     ),
     Mutant(
+        "a trial put off that no call asks for is due for ever",
+        AUTOTUNE,
+        (("any(asked_at < at <= time.monotonic()", "any(at <= time.monotonic()"),),
+        ("test_a_trial_put_off_that_no_call_asks_for_is_looked_at_once",),
+    ),
+    Mutant(
+        "a step forgets that it looked for a better kernel",
+        "pagedkv/cache/gpu_kv.py",
+        (("        self._asked_at[key] = time.monotonic()\n", ""),),
+        ("test_a_trial_put_off_that_no_call_asks_for_is_looked_at_once",),
+    ),
+    Mutant(
         "a kernel is blamed for a device that another broke",
         AUTOTUNE,
         (("            is_lost = _is_lost(backend)\n", ""),),

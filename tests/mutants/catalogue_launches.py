@@ -114,7 +114,7 @@ MUTANTS = (
     Mutant(
         "a cache keeps decode_simt though there is memory for a trial now",
         GPU_KV,
-        ((" and self._has_better(found, stream))", " and False)"),),
+        ((" and self._has_better(key, found, stream))", " and False)"),),
         ("test_a_cache_takes_the_best_kernel_once_there_is_memory_to_try_it",),
     ),
     Mutant(
