@@ -7,13 +7,35 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import operator
 from collections.abc import Iterable
+from typing import Any
 
 from pagedkv import extras
-from pagedkv.errors import KernelsUnavailable
-from pagedkv.kernels.jit import Binary, CompileCache, default_cache
+from pagedkv.errors import InvalidArgument, KernelsUnavailable, WrongType
+from pagedkv.kernels.jit import Binary, CompileCache, default_cache, default_folder
 from pagedkv.kernels.nvrtc import Nvrtc
+from pagedkv.kernels.toolkits import nvrtc_for
 from pagedkv.kernels.variant import Variant
+
+
+def checked_pair(given: Any, name: str, example: str) -> tuple[int, int]:
+    """A version of two numbers, such as a compute capability, as a tuple of int.
+
+    Raises
+    ------
+    WrongType, InvalidArgument
+        It is no pair of whole numbers, or one of them is negative.
+    """
+    try:
+        if isinstance(given, str | bytes) or any(isinstance(one, bool) for one in given):
+            raise TypeError
+        major, minor = map(operator.index, given)
+    except (TypeError, ValueError):
+        raise WrongType(f"{name} must be a pair of whole numbers, such as {example}, got {given!r:.60}") from None
+    if major < 0 or minor < 0:
+        raise InvalidArgument(f"{name} must not be negative, got {(major, minor)}; write it as {example}")
+    return major, minor
 
 
 def architecture(variant: Variant, capability: tuple[int, int], nvrtc: Nvrtc) -> str:
@@ -48,6 +70,7 @@ def precompile(
     threads: int | None = None,
     progress: bool = False,
     cache: CompileCache | None = None,
+    driver: tuple[int, int] | None = None,
 ) -> list[Binary]:
     """Compile variants into the cache, so that no launch has to; needs no GPU.
 
@@ -57,7 +80,10 @@ def precompile(
     capability : of the device that will run them, (9, 0) for an H100.
     threads : compilers at once; default: one per CPU.
     progress : show a bar where rich is installed.
-    cache : default: this user's.
+    cache : default: this user's, with the NVRTC for `driver`.
+    driver : CUDA version that the driver there is for, such as (12, 8) (``nvidia-smi`` and ``pagedkv doctor`` show it).
+        The newest NVRTC here whose cubins it loads compiles, as it does at a launch there. None: the newest of all,
+        whose cubins a driver of an older major version neither finds nor loads.
 
     Returns
     -------
@@ -66,7 +92,15 @@ def precompile(
     Raises
     ------
     CompileError, KernelsUnavailable
+        The latter where no NVRTC here compiles for that driver or capability.
+    WrongType, InvalidArgument
+        `capability` or `driver` is no pair of numbers; or both `cache` and `driver` were given.
     """
+    capability = checked_pair(capability, "capability", "(9, 0)")
+    if driver is not None:
+        if cache is not None:
+            raise InvalidArgument("precompile takes cache= or driver=, not both: a cache has an NVRTC already")
+        cache = CompileCache(nvrtc_for(checked_pair(driver, "driver", "(12, 8)")), default_folder())
     cache = cache or default_cache()
     wanted = list(variants)
     bar = _Bar(len(wanted)) if progress and importlib.util.find_spec("rich") is not None else None

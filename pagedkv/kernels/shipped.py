@@ -21,6 +21,7 @@ from pagedkv.kernels.dtypes import ITEMSIZES, QUANTISED
 from pagedkv.kernels.gather_kv import gather_kv, scatter_kv
 from pagedkv.kernels.layer_kv import LayerKv
 from pagedkv.kernels.merge import merge_state, merge_states
+from pagedkv.kernels.precompile import checked_pair
 from pagedkv.kernels.query_positions import place_queries
 from pagedkv.kernels.recorder import Recorder
 from pagedkv.kernels.rope import Rope, rope_frequencies, rope_inverse_frequencies
@@ -159,12 +160,21 @@ CALLS: tuple[Callable[[Recorder], None], ...] = (
 )  # fmt: skip
 
 
-@functools.cache
 def shipped(capability: tuple[int, int] = (9, 0)) -> tuple[Variant, ...]:
     """The shipped variants of all kernels for a compute capability.
 
     The first of each kernel is typical.
+
+    Raises
+    ------
+    WrongType, InvalidArgument
+        `capability` is no pair of numbers.
     """
+    return _shipped(checked_pair(capability, "capability", "(9, 0)"))
+
+
+@functools.cache
+def _shipped(capability: tuple[int, int]) -> tuple[Variant, ...]:
     recorder = Recorder(capability)
     for call in CALLS:
         call(recorder)

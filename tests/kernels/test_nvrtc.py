@@ -7,15 +7,20 @@ from __future__ import annotations
 
 import pickle
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 
-from pagedkv.errors import CompileError, KernelsUnavailable
+from pagedkv.errors import CompileError, InvalidArgument, KernelsUnavailable, WrongType
 from pagedkv.kernels import toolkits
+from pagedkv.kernels.jit import CompileCache, default_folder
 from pagedkv.kernels.nvrtc import Nvrtc, default_nvrtc
-from pagedkv.kernels.precompile import architecture
+from pagedkv.kernels.precompile import architecture, checked_pair, precompile
+from pagedkv.kernels.shipped import shipped
 from pagedkv.kernels.toolkits import installed_nvrtcs, nvrtc_for
 from pagedkv.kernels.variant import variant
 
@@ -90,6 +95,37 @@ def test_a_driver_gets_the_newest_nvrtc_of_its_own_or_an_older_major_version(mon
     assert nvrtc_for((12, 2)).version == (12, 9)
     with pytest.raises(KernelsUnavailable, match=r"CUDA 11\.8 .* NVRTC 13\.5, 12\.9, 12\.4 .*: update the driver$"):
         nvrtc_for((11, 8))
+
+
+def test_precompiling_takes_the_nvrtc_for_the_named_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    every = tuple(SimpleNamespace(version=version) for version in ((13, 5), (12, 9)))
+    monkeypatch.setattr(toolkits, "installed_nvrtcs", lambda: every)
+    taken: list[object] = []
+    monkeypatch.setattr(
+        CompileCache, "precompile", lambda self, *_, **options: taken.append((self.nvrtc.version, self.folder)) or []
+    )
+    precompile([], (9, 0), driver=(12, 2))
+    precompile([], (9, 0), driver=(13, 0))
+    assert taken == [((12, 9), default_folder()), ((13, 5), default_folder())]
+    with pytest.raises(KernelsUnavailable, match=r"driver is for CUDA 11\.8 .* NVRTC 13\.5, 12\.9"):
+        precompile([], (9, 0), driver=(11, 8))
+    with pytest.raises(InvalidArgument, match="cache= or driver=, not both"):
+        precompile([], (9, 0), driver=(12, 2), cache=CompileCache(every[0], None))  # type: ignore[arg-type]
+    with pytest.raises(WrongType, match=r"driver must be a pair of whole numbers, such as \(12, 8\), got 12"):
+        precompile([], (9, 0), driver=12)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("call", [shipped, lambda given: precompile([], given)], ids=["shipped", "precompile"])
+@pytest.mark.parametrize("given", ["9.0", "90", b"90", 90, 9.0, (9,), (9, 0, 0), (9.0, 0), (True, 0), None, [[9], [0]]])
+def test_a_capability_that_is_no_pair_of_numbers_is_named(call: Callable[[Any], object], given: object) -> None:
+    with pytest.raises(WrongType, match=r"capability must be a pair of whole numbers, such as \(9, 0\), got "):
+        call(given)
+    with pytest.raises(InvalidArgument, match=r"capability must not be negative, got \(-9, 0\)"):
+        call((-9, 0))
+
+
+def test_a_list_is_a_capability_too() -> None:
+    assert checked_pair([9, np.int64(0)], "capability", "(9, 0)") == (9, 0)
 
 
 def test_without_nvrtc_the_error_has_the_command_that_installs_it(

@@ -6,6 +6,7 @@ from tests.mutants.mutant import Mutant
 
 AUTOTUNE, TRIAL = "pagedkv/kernels/autotune.py", "pagedkv/kernels/trial.py"
 TUNING, DOCTOR = "pagedkv/kernels/tuning.py", "pagedkv/tools/doctor.py"
+PRECOMPILE = "pagedkv/kernels/precompile.py"
 
 MUTANTS = (
     Mutant(
@@ -85,6 +86,24 @@ MUTANTS = (
         "pagedkv/cache/gpu_kv.py",
         (("        self._asked_at[key] = time.monotonic()\n", ""),),
         ("test_a_trial_put_off_that_no_call_asks_for_is_looked_at_once",),
+    ),
+    Mutant(
+        "precompiling takes the newest NVRTC whatever the driver",
+        PRECOMPILE,
+        (('nvrtc_for(checked_pair(driver, "driver", "(12, 8)"))', "nvrtc_for()"),),
+        ("test_precompiling_takes_the_nvrtc_for_the_named_driver",),
+    ),
+    Mutant(
+        "a compute capability of one number or three is unpacked",
+        PRECOMPILE,
+        (("    except (TypeError, ValueError):\n        raise Wrong", "    except TypeError:\n        raise Wrong"),),
+        ("test_a_capability_that_is_no_pair_of_numbers_is_named",),
+    ),
+    Mutant(
+        "shipped variants are asked for a text",
+        "pagedkv/kernels/shipped.py",
+        (('_shipped(checked_pair(capability, "capability", "(9, 0)"))', "_shipped(capability)"),),
+        ("test_a_capability_that_is_no_pair_of_numbers_is_named",),
     ),
     Mutant(
         "a kernel is blamed for a device that another broke",
