@@ -138,10 +138,12 @@ ARROWS: dict[str, set[str]] = {
     "lab.replay": {"extras", "errors", "spec", "core", "cache.cache", "lab.sizing", "_version"},
     "lab.traces": {"errors", "spec", "_core", "observe.callbacks", "observe.hooks", "cache.cache", "lab.replay"},
     "tools.payoff": set(),
+    "tools.choice": {"_version", "errors", "kernels"},
     "tools.remote": {"errors", "spec", "tiers", "tools.payoff"},
     "tools.store": {"errors", "spec", "_core", "tiers", "tools.payoff", "tools.remote"},
     "tools.doctor": {
         *("errors", "spec", "kernels", "cpu", "attention", "reference", "tools.store", "tools.remote", "_version"),
+        "tools.choice",
     },
     "cli": {
         *("errors", "lab.sizing", "lab.replay"),

@@ -2,7 +2,7 @@
 
 Exit code 1 if something fails that this machine should be able to do, 0 otherwise. Without a GPU the CUDA kernels are
 compiled where NVRTC is installed; CuPy and their self-test are skipped then. ``--disk DIR`` tries a directory for the
-disk tier instead, ``--remote URL`` a remote store.
+disk tier instead, ``--remote URL`` a remote store; ``--gpu`` lists the kernels of another GPU.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from pagedkv.kernels.variant import Variant
 from pagedkv.reference import paged_attention
 from pagedkv.spec.paths import path_text
 from pagedkv.spec.sizes import parse_size
-from pagedkv.tools import remote
+from pagedkv.tools import choice, remote
 from pagedkv.tools.store import trial
 
 Status = Literal["ok", "warning", "failed", "skipped"]
@@ -91,12 +91,15 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("--secret-file", metavar="FILE", help="secret for --remote (default: a random one)")
     parser.add_argument("--ca-file", metavar="FILE", help="certificates to trust for --remote")
     parser.add_argument("--size", metavar="SIZE", help=f"of the store for --disk (default: {DISK_SIZE})")
+    parser.add_argument("--gpu", metavar="X.Y", help="list the kernels for a compute capability, 9.0 for an H100")
     parser.add_argument("--retune", action="store_true", help="forget the verdicts on CUDA kernels, and try them again")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace, argv: Any = None) -> int:
     """Print the report; 1 if a check failed, else 0."""
+    if arguments.gpu is not None:
+        return choice.run(arguments)
     found = []
     numbers: dict[str, Any] = {}
     what = "disk"

@@ -5,15 +5,14 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from pagedkv.kernels.config import AttentionConfig
-from pagedkv.kernels.select import KERNELS, Kernel, candidates
+from pagedkv.kernels.select import KERNELS, Kernel
 from pagedkv.kernels.shipped import FLAGSHIP, LATENTS
 from pagedkv.kernels.source import kernel_names
+from pagedkv.tools.choice import CALLS, GPUS, choices
 
 pytestmark = pytest.mark.checkout
 
@@ -50,20 +49,6 @@ def test_every_kernel_has_a_row() -> None:
 
 DEVICES = {"H100 (9.0)": [(9, 0)], "B200 (10.0)": [(10, 0)], "A100 (8.0)": [(8, 0)],
            "RTX 4090 and 5090 (8.9, 12.0)": [(8, 9), (12, 0)]}  # fmt: skip
-PLAIN = AttentionConfig(128, 128, 4, "bfloat16", "bfloat16")
-OF_LATENTS = AttentionConfig(576, 512, 16, "bfloat16", "bfloat16", v_in_k=True)
-CALLS = {
-    "decode, up to 16 rows": (PLAIN, 1),
-    "decode, more rows": (replace(PLAIN, group_size=32), 1),
-    "prefill": (PLAIN, 512),
-    "prefill with a window": (replace(PLAIN, window=True), 512),
-    "prefill over fp8": (replace(PLAIN, kv_dtype="float8_e4m3", scale_mode="tensor"), 512),
-    "latents, 16 heads": (OF_LATENTS, 1),
-    "prefill over latents, 16 heads": (OF_LATENTS, 512),
-    "latents, 32 heads": (replace(OF_LATENTS, group_size=32), 1),
-    "latents, 128 heads": (replace(OF_LATENTS, group_size=128), 1),
-    "int8 latents with a scale per token": (replace(OF_LATENTS, kv_dtype="int8", scale_mode="token_head"), 1),
-}
 
 
 def test_the_page_says_which_kernels_are_tried_for_a_call() -> None:
@@ -72,12 +57,11 @@ def test_the_page_says_which_kernels_are_tried_for_a_call() -> None:
     assert heads == list(DEVICES)
     rows = {cells[0].strip(): cells[1:] for line in lines[2:] for cells in [line.strip("|").split("|")]}
     assert list(rows) == list(CALLS)
-    for name, (config, max_q_len) in CALLS.items():
-        for cell, capabilities in zip(rows[name], DEVICES.values(), strict=True):
-            for capability in capabilities:
-                backend: Any = SimpleNamespace(capability=capability)
-                tried = [kernel.name for kernel in candidates(backend, config, max_q_len)] or ["decode_simt"]
-                assert re.findall(r"`(\w+)`", cell) == tried, (name, capability)
+    for cells, capabilities in zip(zip(*rows.values(), strict=True), DEVICES.values(), strict=True):
+        for capability in capabilities:
+            assert capability in GPUS
+            for cell, choice in zip(cells, choices(capability), strict=True):
+                assert tuple(re.findall(r"`(\w+)`", cell)) == choice.tried, (choice.call, capability)
 
 
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)

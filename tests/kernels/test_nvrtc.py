@@ -102,7 +102,7 @@ def test_precompiling_takes_the_nvrtc_for_the_named_driver(monkeypatch: pytest.M
     monkeypatch.setattr(toolkits, "installed_nvrtcs", lambda: every)
     taken: list[object] = []
     monkeypatch.setattr(
-        CompileCache, "precompile", lambda self, *_, **options: taken.append((self.nvrtc.version, self.folder)) or []
+        CompileCache, "precompile", lambda self, *_, **options: taken.append((self.nvrtc.version, self.folder))
     )
     precompile([], (9, 0), driver=(12, 2))
     precompile([], (9, 0), driver=(13, 0))

@@ -6,7 +6,7 @@ from tests.mutants.mutant import Mutant
 
 AUTOTUNE, TRIAL = "pagedkv/kernels/autotune.py", "pagedkv/kernels/trial.py"
 TUNING, DOCTOR = "pagedkv/kernels/tuning.py", "pagedkv/tools/doctor.py"
-PRECOMPILE = "pagedkv/kernels/precompile.py"
+PRECOMPILE, CHOICE = "pagedkv/kernels/precompile.py", "pagedkv/tools/choice.py"
 
 MUTANTS = (
     Mutant(
@@ -104,6 +104,30 @@ MUTANTS = (
         "pagedkv/kernels/shipped.py",
         (('_shipped(checked_pair(capability, "capability", "(9, 0)"))', "_shipped(capability)"),),
         ("test_a_capability_that_is_no_pair_of_numbers_is_named",),
+    ),
+    Mutant(
+        "the kernels of an H100 are shown for every GPU",
+        CHOICE,
+        (("device, found = Recorder(capability), []", "device, found = Recorder((9, 0)), []"),),
+        ("test_the_kernels_and_reasons_are_those_of_the_named_gpu",),
+    ),
+    Mutant(
+        "a call without kernels to try shows none",
+        CHOICE,
+        ((" or (REFERENCE,)", ""),),
+        ("test_every_kernel_is_tried_for_a_call_or_it_is_said_why_not",),
+    ),
+    Mutant(
+        "a kernel that cannot compute a call is said to have too few rows",
+        CHOICE,
+        (("        return reason\n", "        pass\n"),),
+        ("test_the_kernels_and_reasons_are_those_of_the_named_gpu",),
+    ),
+    Mutant(
+        "--gpu goes unheard beside another examination",
+        CHOICE,
+        (("    if any(getattr(arguments, name)", "    if False and any(getattr(arguments, name)"),),
+        ("test_another_gpu_is_asked_about_alone",),
     ),
     Mutant(
         "a kernel is blamed for a device that another broke",

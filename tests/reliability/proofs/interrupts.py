@@ -32,6 +32,7 @@ ROOMS = (
 )  # fmt: skip
 NOT_OF_A_CACHE = {
     "cli", "doctor", "payoff", "store", "main__", "replay", "show", "simulate", "sizing", "traces",  # commands
+    "choice",  # a part of the doctor
     "dispatcher_thread", "events", "serving",  # threads of their own
     "config", "layers",  # what reads a model's file
     "per_layer",  # checks of a spec that a caller makes before there is a cache
