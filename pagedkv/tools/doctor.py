@@ -79,7 +79,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     """Add the ``doctor`` command."""
     about = """Compare the CPU kernels with float64; look at device, driver, compiler and CuPy; compile every CUDA
     kernel and compare them, too. With --disk: make a store in a temporary directory inside DIR, try and measure it,
-    delete it, and say how much a disk hit saves. With --remote: try and measure a remote store."""
+    delete it, and say how much a disk hit saves. With --remote: try and measure a remote store.
+    With --gpu: list the kernels that "auto" tries on another GPU, and why not the others."""
     parser = commands.add_parser("doctor", help="try the CUDA kernels or a disk tier here", description=about)
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     parser.add_argument("--disk", metavar="DIR", help="try this directory for a disk tier, and not the kernels")
