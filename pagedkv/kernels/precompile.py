@@ -58,9 +58,21 @@ def architecture(variant: Variant, capability: tuple[int, int], nvrtc: Nvrtc) ->
         every = ", ".join(f"{arch // 10}.{arch % 10}" for arch in nvrtc.architectures())
         raise KernelsUnavailable(
             f"NVRTC {version} does not compile for compute capability {major}.{minor} (it knows {every}): "
-            f"{extras.command(f'cuda{max(nvrtc.version[0], 13)}')}, with --upgrade"
+            f"{_cure(major * 10 + minor, nvrtc)}"
         )
     return f"sm_{max(known)}{variant.arch_features}"
+
+
+def _cure(number: int, nvrtc: Nvrtc) -> str:
+    """What to do about a capability, 90 for 9.0, for which this NVRTC does not compile."""
+    if number > min(nvrtc.architectures()):
+        return f"{extras.command(f'cuda{max(nvrtc.version[0], 13)}')}, with --upgrade"
+    if nvrtc.version[0] == 12:
+        return "the device is too old for every NVRTC that pagedkv takes"
+    return (
+        f"CUDA 12's may: {extras.command('cuda12')}; precompile(driver=(12, 9)) takes it, and launches do where "
+        f"the packages of [cuda13] are not installed"
+    )
 
 
 def precompile(

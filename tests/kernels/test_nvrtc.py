@@ -186,10 +186,20 @@ def test_a_device_gets_code_of_its_own_or_an_earlier_minor_version(
     assert architecture(variant("plan", arch_features=features), capability, known) == expected  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("capability", "features"), [((7, 0), ""), ((13, 0), ""), ((10, 3), "a")])
+@pytest.mark.parametrize(("capability", "features"), [((13, 0), ""), ((10, 3), "a")])
 def test_a_device_that_nvrtc_does_not_know_is_an_error_with_the_command(
     capability: tuple[int, int], features: str
 ) -> None:
     known = SimpleNamespace(version=(12, 9), architectures=lambda: (75, 80, 86, 90, 100, 120))
     with pytest.raises(KernelsUnavailable, match=r"NVRTC 12\.9 does not compile for compute capability .*pip install"):
         architecture(variant("plan", arch_features=features), capability, known)  # type: ignore[arg-type]
+
+
+def test_a_device_too_old_for_an_nvrtc_is_not_told_to_take_a_newer_one() -> None:
+    of_13, of_12 = (
+        SimpleNamespace(version=version, architectures=lambda: (75, 80, 90)) for version in ((13, 5), (12, 9))
+    )
+    with pytest.raises(KernelsUnavailable, match=r"NVRTC 13\.5 .* 7\.0 .*CUDA 12's may: pip install .*\[cuda12\]"):
+        architecture(variant("plan"), (7, 0), of_13)  # type: ignore[arg-type]
+    with pytest.raises(KernelsUnavailable, match=r"NVRTC 12\.9 .* 7\.0 .*too old for every NVRTC that pagedkv"):
+        architecture(variant("plan"), (7, 0), of_12)  # type: ignore[arg-type]

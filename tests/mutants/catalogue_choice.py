@@ -94,6 +94,12 @@ MUTANTS = (
         ("test_precompiling_takes_the_nvrtc_for_the_named_driver",),
     ),
     Mutant(
+        "an old GPU is told to take a newer NVRTC",
+        PRECOMPILE,
+        (("if number > min(nvrtc.architectures()):", "if True:"),),
+        ("test_a_device_too_old_for_an_nvrtc_is_not_told_to_take_a_newer_one",),
+    ),
+    Mutant(
         "a compute capability of one number or three is unpacked",
         PRECOMPILE,
         (("    except (TypeError, ValueError):\n        raise Wrong", "    except TypeError:\n        raise Wrong"),),
