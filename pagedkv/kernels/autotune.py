@@ -6,13 +6,14 @@ kept (tuning.py). A kernel whose results differ is demoted with a warning. ``PAG
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import os
 import threading
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -40,12 +41,13 @@ log = Log(logging.getLogger("pagedkv.kernels"))
 MOST_ROWS = 128  # of a CTA
 CLEARLY = 0.97  # of the preferred kernel's time, below which another takes its place
 TRIAL_S = 1.5  # of a trial, without compiling and loading; the step under way when they are over is finished
+HANGS_S = 60.0  # of one kernel's compiling and trial, until the log says that it may hang
 REST_S = 60.0  # until a trial that was put off is begun again
 ON, OFF = ("", "1", "on", "true", "yes"), ("0", "off", "false", "no")  # of PAGEDKV_AUTOTUNE
 PASSING = {2, 46, 304, *range(900, 909)}  # CUDA: no memory, a busy device, the system, a capture
 
 _lock = threading.RLock()  # trials use the device alone
-_verdicts: dict[tuple[str, str, str], Verdicts] = {}
+_verdicts: dict[tuple[str, ...], Verdicts] = {}
 _put_off: dict[tuple[Verdicts, str], float] = {}  # when trials that could not be made are begun again
 
 
@@ -74,10 +76,10 @@ def demoted(backend: Any, config: AttentionConfig, max_q_len: int, candidates: S
 def verdicts_of(backend: TimedBackend) -> Verdicts:
     """The verdicts of a backend's device, read once per folder."""
     folder = default_folder()
-    key = (str(folder), backend.device_name, backend.driver)
+    key = (str(folder), backend.device_name, backend.driver, backend.compiler)
     with _lock:
         if key not in _verdicts:
-            _verdicts[key] = Verdicts(folder, backend.device_name, backend.driver)
+            _verdicts[key] = Verdicts(folder, *key[1:])
         return _verdicts[key]
 
 
@@ -170,11 +172,12 @@ def _tried(
             late.append(kernel)
             continue
         try:
-            runs = results(backend, config, make(kernel), max_q_len, budget, CHECKED_CTAS)
-            differences = (difference(found, expected, config.q_dtype) for found in runs)
-            why = next(filter(None, differences), "")
-            if not why:
-                us[kernel] = microseconds(backend, config, make(kernel), max_q_len, budget, 1 / (len(new) - number))
+            with _watched(kernel):
+                runs = results(backend, config, make(kernel), max_q_len, budget, CHECKED_CTAS)
+                differences = (difference(found, expected, config.q_dtype) for found in runs)
+                why = next(filter(None, differences), "")
+                if not why:
+                    us[kernel] = microseconds(backend, config, make(kernel), max_q_len, budget, 1 / (len(new) - number))
         except Exception as error:  # of the compiler, CuPy or the driver: a kernel that does not run is not taken
             if _passes(error):
                 raise
@@ -189,6 +192,22 @@ def _tried(
             chosen = kernel
     log.info("tried %s in %.2f s: %s of %s", ", ".join(candidates), time.perf_counter() - begin, chosen, us)
     return Verdict(chosen, us, wrong, tuple(late))
+
+
+@contextlib.contextmanager
+def _watched(kernel: str) -> Iterator[None]:
+    """Let the log name the way out where a kernel does not come back."""
+    told = (
+        f"the trial of {kernel} has not come back for {HANGS_S:.0f} s: if it never does, end the process and set "
+        "PAGEDKV_AUTOTUNE=0, or name another kernel= or schedule=, and please report it with `pagedkv doctor --json`"
+    )
+    timer = threading.Timer(HANGS_S, log.warning, (told,))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _expected(

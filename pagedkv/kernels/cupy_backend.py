@@ -84,6 +84,7 @@ class CupyBackend:
         version = cupy.cuda.runtime.driverGetVersion()
         self.cache = cache or cache_for_driver(version)
         self.driver = f"{version // 1000}.{version % 1000 // 10}"
+        self.compiler = ".".join(map(str, self.cache.nvrtc.version))
         found = cupy.cuda.runtime.getDeviceProperties(device)["name"]
         self.device_name: str = found.decode() if isinstance(found, bytes) else str(found)
         self.has_tensor_maps = has_tensor_maps()

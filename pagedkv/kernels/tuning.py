@@ -1,8 +1,8 @@
 """Verdicts on kernels of one device: kept in a file, beside the compiled kernels.
 
-A file is ``tuning-DIGEST.json``, of a device's name. It says for which driver and sources it holds; one of others, or
-with a verdict that no trial comes to, is not believed, and made again. It appears by renaming, so processes may share
-the folder; the last to write a config's verdict is believed.
+A file is ``tuning-DIGEST.json``, of a device's name. It says for which driver, compiler and sources it holds; one of
+others, or with a verdict that no trial comes to, is not believed, and made again. It appears by renaming, so processes
+may share the folder; the last to write a config's verdict is believed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pagedkv.kernels.source import kernel_names, source_hash
 from pagedkv.observe.callbacks import Log
 
 log = Log(logging.getLogger("pagedkv.kernels"))
-VERSION = 1
+VERSION = 2
 REFERENCE = "decode_simt"  # the others are compared with it; it is taken where none of them is right
 
 
@@ -49,13 +49,15 @@ class Verdicts:
     Parameters
     ----------
     folder : of the file; None keeps them in memory alone.
-    device, driver : the device's name and the CUDA version its driver is for.
+    device, driver, compiler : the device's name, the CUDA version its driver is for, and the NVRTC's.
     """
 
-    def __init__(self, folder: Path | None, device: str, driver: str) -> None:
+    def __init__(self, folder: Path | None, device: str, driver: str, compiler: str) -> None:
         digest = hashlib.blake2b(device.encode(), digest_size=8).hexdigest()
         self.path = None if folder is None else folder / f"tuning-{digest}.json"
-        self._about = {"version": VERSION, "device": device, "driver": driver, "sources": sources_digest()}
+        self._about = {
+            "version": VERSION, "device": device, "driver": driver, "compiler": compiler, "sources": sources_digest(),
+        }  # fmt: skip
         self._lock = threading.Lock()
         self._warned = False
         self._known: dict[str, Verdict] = self._read()
@@ -130,9 +132,11 @@ class Verdicts:
 
 
 def sources_digest() -> str:
-    """32 hex digits over all kernels' sources."""
-    text = "".join(source_hash(name) for name in kernel_names())
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+    """32 hex digits over the sources of all kernels and the Python of their tilings."""
+    digest = hashlib.blake2b("".join(map(source_hash, kernel_names())).encode(), digest_size=16)
+    for module in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(hashlib.blake2b(module.read_bytes()).digest())
+    return digest.hexdigest()
 
 
 def _verdict(config: str, found: Any) -> Verdict:

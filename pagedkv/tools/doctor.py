@@ -196,11 +196,10 @@ def examine(*, retune: bool = False) -> Generator[Check, None, None]:
 
 def verdict_checks(backend: TimedBackend, retune: bool) -> Iterator[Check]:
     """The verdicts on the kernels of this device; a kernel that was wrong is a warning."""
-    if not autotune.is_on(backend):
-        yield Check("kernels chosen", "skipped", "PAGEDKV_AUTOTUNE=0: no kernel is tried")
-        return
-    verdicts = autotune.verdicts_of(backend)
-    if retune:
+    verdicts, is_on = autotune.verdicts_of(backend), autotune.is_on(backend)
+    if not is_on:  # kernels found wrong before are passed over all the same, and shown
+        yield Check("kernels chosen", "failed" if retune else "skipped", "PAGEDKV_AUTOTUNE=0: no kernel is tried")
+    elif retune:
         try:
             verdicts.forget()
         except OSError as error:
@@ -216,7 +215,7 @@ def verdict_checks(backend: TimedBackend, retune: bool) -> Iterator[Check]:
             except Exception as error:  # of CuPy and the driver, too: a report is wanted, not a traceback
                 yield Check(f"try {name}", "failed", f"{type(error).__name__}: {error}", time.perf_counter() - start)
     found = verdicts.all()
-    if not found:
+    if is_on and not found:
         yield Check("kernels chosen", "ok", "none yet: the first use tries them, or pagedkv doctor --retune")
     for name, verdict in sorted(found.items()):
         times = ", ".join(f"{kernel} {us:.1f} us" for kernel, us in verdict.us.items())

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable
@@ -21,7 +22,7 @@ import pytest
 import pagedkv as pk
 from pagedkv.cache import gpu_kv
 from pagedkv.errors import InvalidArgument
-from pagedkv.kernels import attention, autotune, driver, select, trial
+from pagedkv.kernels import attention, autotune, driver, select, trial, tuning
 from pagedkv.kernels.backend import Dim3
 from pagedkv.kernels.captures import CaptureBroken
 from pagedkv.kernels.config import AttentionConfig
@@ -57,7 +58,7 @@ class Timed(PtxsimBackend):
     clock : seconds of a launch (`each_s`), of compiling, and of the timings, which take all that they are given.
     """
 
-    device_name, driver, l2_bytes = "a device", "12.8", 4 << 20
+    device_name, driver, compiler, l2_bytes = "a device", "12.8", "12.9", 4 << 20
 
     def __init__(self, us: dict[str, float], wrong: tuple[str, ...] = (), broken: tuple[str, ...] = ()) -> None:
         super().__init__((9, 0), races=False)
@@ -235,7 +236,7 @@ def test_a_kernel_that_cannot_run_is_demoted_for_good(error: Exception, failing:
     failing.broken, failing.error = ("decode_tma",), error
     with pytest.warns(RuntimeWarning, match="decode_tma is wrong on a device"):
         assert chosen(failing) == "decode_mma"
-    (verdict,) = Verdicts(folder, "a device", "12.8").all().values()
+    (verdict,) = Verdicts(folder, "a device", "12.8", "12.9").all().values()
     assert set(verdict.wrong) == {"decode_tma"}
 
 
@@ -249,7 +250,7 @@ def test_a_kernel_that_breaks_the_device_is_not_the_fault_of_the_next(failing: T
     failing.synchronize = synchronize  # type: ignore[method-assign]
     with pytest.warns(RuntimeWarning, match="decode_mma is wrong on a device"):
         assert chosen(failing) == "decode_simt"
-    (verdict,) = Verdicts(folder, "a device", "12.8").all().values()
+    (verdict,) = Verdicts(folder, "a device", "12.8", "12.9").all().values()
     assert (set(verdict.wrong), verdict.late) == ({"decode_mma"}, ("decode_tma",))
 
 
@@ -613,7 +614,7 @@ def test_a_damaged_file_is_made_again(
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    one_in(3, map(pytest.param, ("driver", "sources", "version"), ("13.0", "0" * 32, 0))),
+    one_in(3, map(pytest.param, ("driver", "compiler", "sources", "version"), ("13.0", "13.5", "0" * 32, 0))),
 )
 def test_a_file_of_another_driver_or_source_is_made_again(
     field: str, value: Any, folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -633,27 +634,83 @@ def test_a_file_of_another_driver_or_source_is_made_again(
     assert json.loads(path.read_text())[field] == json.loads(whole)[field]
 
 
+def test_a_verdict_is_of_one_compiler_and_of_what_chooses_tilings(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    device = Timed({"decode_mma": 20.0, "decode_tma": 15.0})
+    device.computes = False
+    chosen(device)
+    device.tried.clear()
+    device.compiler = "13.1"
+    chosen(device)
+    assert device.tried
+    (whole,) = (path.read_bytes() for path in folder.glob("tuning-*.json"))
+    assert json.loads(whole)["compiler"] == "13.1"
+    before = tuning.sources_digest()
+    copy = tmp_path_factory.mktemp("kernels")
+    for module in Path(tuning.__file__).parent.glob("*.py"):
+        (copy / module.name).write_bytes(module.read_bytes())
+    monkeypatch.setattr(tuning, "__file__", str(copy / "tuning.py"))
+    assert tuning.sources_digest() == before
+    with (copy / "decode_tma.py").open("a") as file:
+        file.write("MAX_STAGES = 3\n")
+    assert tuning.sources_digest() != before
+
+
+def test_the_log_says_what_to_do_where_a_kernel_hangs(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    told = threading.Event()
+
+    class Hangs(Timed):
+        def launch(self, variant: Variant, *arguments: Any, **options: Any) -> None:
+            super().launch(variant, *arguments, **options)
+            if variant.kernel == "decode_tma":
+                assert told.wait(60.0)
+
+    class Telling(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if "decode_tma has not come back" in record.getMessage():
+                told.set()
+
+    monkeypatch.setattr(autotune, "HANGS_S", 0.01)
+    logger, handler = logging.getLogger("pagedkv.kernels"), Telling()
+    logger.addHandler(handler)
+    try:
+        device = Hangs({"decode_mma": 20.0, "decode_tma": 15.0})
+        device.computes = False
+        assert chosen(device) == "decode_tma"
+    finally:
+        logger.removeHandler(handler)
+    assert "set PAGEDKV_AUTOTUNE=0, or name another kernel=" in caplog.text
+    monkeypatch.setattr(autotune, "HANGS_S", 1e6)
+    with autotune._watched("decode_mma"):
+        pass
+    timers = [thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)]
+    assert all(timer.finished.is_set() for timer in timers)
+
+
 ONE, TWO, THREE = "one [decode_mma, decode_tma]", "two [decode_mma]", "three [decode_mma]"
 RIGHT = Verdict("decode_mma", {"decode_mma": 9.0})
 
 
 def test_verdicts_of_two_processes_are_both_kept_and_the_newer_one_of_a_config(folder: Path) -> None:
-    first, second = (Verdicts(folder, "a device", "12.8") for _ in range(2))
+    first, second = (Verdicts(folder, "a device", "12.8", "12.9") for _ in range(2))
     first.put(ONE, Verdict("decode_simt", late=("decode_mma", "decode_tma")))
     wrong = Verdict("decode_mma", {"decode_mma": 9.0}, {"decode_tma": "output[0] is nan"})
     second.put(ONE, wrong)
     first.put(TWO, RIGHT)
-    assert Verdicts(folder, "a device", "12.8").all() == {ONE: wrong, TWO: RIGHT}
+    assert Verdicts(folder, "a device", "12.8", "12.9").all() == {ONE: wrong, TWO: RIGHT}
     assert first.get(ONE) == wrong
 
 
 def test_no_process_takes_back_what_another_found_wrong(folder: Path) -> None:
-    first, second = (Verdicts(folder, "a device", "12.8") for _ in range(2))
+    first, second = (Verdicts(folder, "a device", "12.8", "12.9") for _ in range(2))
     wrong = Verdict("decode_simt", {}, {"decode_mma": "output[0] is nan"})
     first.put(TWO, wrong)
     second.put(TWO, RIGHT)
     first.put(THREE, RIGHT)
-    assert first.get(TWO) == second.get(TWO) == Verdicts(folder, "a device", "12.8").get(TWO) == wrong
+    assert first.get(TWO) == second.get(TWO) == Verdicts(folder, "a device", "12.8", "12.9").get(TWO) == wrong
 
 
 def test_a_capture_that_breaks_a_trial_demotes_no_kernel() -> None:
@@ -664,16 +721,16 @@ def test_a_capture_that_breaks_a_trial_demotes_no_kernel() -> None:
 
 
 def test_a_verdict_that_was_forgotten_does_not_come_back(folder: Path) -> None:
-    first, second = (Verdicts(folder, "a device", "12.8") for _ in range(2))
+    first, second = (Verdicts(folder, "a device", "12.8", "12.9") for _ in range(2))
     first.put(ONE, Verdict("decode_mma", {"decode_mma": 9.0}, {"decode_tma": "output[0] is nan"}))
     second.forget()
     second.put(TWO, RIGHT)
     first.put(THREE, RIGHT)
-    assert Verdicts(folder, "a device", "12.8").all() == {TWO: RIGHT, THREE: RIGHT}
+    assert Verdicts(folder, "a device", "12.8", "12.9").all() == {TWO: RIGHT, THREE: RIGHT}
 
 
 def test_a_file_of_verdicts_is_whole_at_any_moment(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    verdicts = Verdicts(folder, "a device", "12.8")
+    verdicts = Verdicts(folder, "a device", "12.8", "12.9")
     verdicts.put(ONE, RIGHT)
     assert verdicts.path is not None
     whole, seen = verdicts.path.read_bytes(), []
@@ -688,6 +745,44 @@ def test_a_file_of_verdicts_is_whole_at_any_moment(folder: Path, monkeypatch: py
     assert seen == [whole]
     assert set(json.loads(verdicts.path.read_bytes())["verdicts"]) == {ONE, TWO}
     assert [path.name for path in folder.iterdir()] == [verdicts.path.name]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize(
+    ("mistake", "where"),
+    [
+        ("a tile is not read", "output"),
+        ("a tile's V is another's", "output"),
+        ("parts have equal weights", "output"),
+        ("no log-sum-exp of the second part", "log-sum-exp"),
+    ],
+)
+def test_a_mistake_in_a_long_row_is_no_rounding(mistake: str, where: str, dtype: str) -> None:
+    """A row of 1 key, whose output is large, beside one of 2,200, whose output is small."""
+    rng = np.random.default_rng(0)
+    scores, values = rng.standard_normal(2200) * 1.2, rng.standard_normal((2200, 64))
+
+    def row(scores: Any, values: Any) -> Any:
+        shares = np.exp(scores)
+        return np.append(shares @ values / shares.sum(), np.log(shares.sum()))
+
+    short, right = row(scores[:1], 3 * values[:1]), row(scores, values)
+    if mistake == "a tile is not read":
+        wrong = row(np.delete(scores, slice(640, 704)), np.delete(values, slice(640, 704), axis=0))
+    elif mistake == "a tile's V is another's":
+        moved = values.copy()
+        moved[640:704] = values[576:640]
+        wrong = row(scores, moved)
+    elif mistake == "parts have equal weights":
+        wrong = (row(scores[:1408], values[:1408]) + row(scores[1408:], values[1408:])) / 2
+        wrong[-1] = right[-1]
+    else:
+        wrong = np.append(right[:-1], row(scores[:2000], values[:2000])[-1])
+    expected, found = (np.array([[short], [one]], np.float32) for one in (right, wrong))
+    rounded = expected.copy()
+    rounded[..., :-1] *= 1 + trial.TOLERANCES[dtype] / 2
+    assert difference(rounded, expected, dtype) == ""
+    assert difference(found, expected, dtype).startswith(f"{where}[1, 0")
 
 
 def test_a_difference_is_told_by_its_place_and_no_nan_passes() -> None:
@@ -718,7 +813,10 @@ def test_the_doctor_shows_verdicts_and_tries_again_when_asked(monkeypatch: pytes
     assert [check.status for check in doctor.verdict_checks(device, False)] == ["warning", "ok"]
     assert [check.status for check in doctor.verdict_checks(device, True)] == ["ok", "ok"]
     monkeypatch.setenv("PAGEDKV_AUTOTUNE", "0")
-    assert [check.status for check in doctor.verdict_checks(device, True)] == ["skipped"]
+    off, *kept = doctor.verdict_checks(device, True)
+    assert (off.status, off.detail[:17]) == ("failed", "PAGEDKV_AUTOTUNE=")
+    assert kept == list(doctor.verdict_checks(device, False))[1:]
+    assert [check.status for check in doctor.verdict_checks(device, False)] == ["skipped", "ok", "ok"]
 
 
 def test_the_doctor_names_a_file_that_cannot_be_forgotten(folder: Path) -> None:

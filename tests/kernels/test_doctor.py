@@ -197,6 +197,14 @@ def test_on_a_gpu_the_device_is_described_and_the_self_test_runs(
     assert code == 0
     assert details["device 0"] == "NVIDIA H100, compute capability 9.0, 132 multiprocessors, 80.0 GiB"
     assert details["self-test x"] == "cupy"
+    assert details["kernels chosen"].startswith("none yet")
+    asked: list[bool] = []
+    monkeypatch.setattr(
+        doctor, "verdict_checks", lambda backend, retune: asked.append(retune) or iter([Check("kernel", "ok", "x")])
+    )
+    assert [check["name"] for check in report(capsys, "--retune")[1]["checks"]][-1] == "kernel"
+    report(capsys)
+    assert asked == [True, False]
 
 
 def test_a_gpu_whose_backend_cannot_be_made_is_a_failure(

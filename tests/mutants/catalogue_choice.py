@@ -223,8 +223,10 @@ MUTANTS = (
         "a process puts its old verdicts over those of others",
         TUNING,
         (("kept = self._read()\n", "kept = {**self._read(), **self._known}\n"),),
-        ("test_verdicts_of_two_processes_are_both_kept_and_the_newer_one_of_a_config",
-         "test_a_verdict_that_was_forgotten_does_not_come_back",),
+        (
+            "test_verdicts_of_two_processes_are_both_kept_and_the_newer_one_of_a_config",
+            "test_a_verdict_that_was_forgotten_does_not_come_back",
+        ),
     ),
     Mutant(
         "a file of verdicts is written in place",
@@ -249,6 +251,64 @@ MUTANTS = (
         AUTOTUNE,
         (("is_lost or budget.left <= 0:", "is_lost:"),),
         ("test_a_kernel_that_there_is_no_time_for_is_tried_by_the_next_process",),
+    ),
+    Mutant(
+        "a mistake in a long row is held to the output of a short one",
+        TRIAL,
+        (("bound * np.maximum(rows, LEAST_OUTPUT)", "bound * max(rows.max(), 1.0)"),),
+        ("test_a_mistake_in_a_long_row_is_no_rounding",),
+    ),
+    Mutant(
+        "a log-sum-exp is held to the largest",
+        TRIAL,
+        (
+            (
+                "expected[..., -1], bound),",
+                "expected[..., -1], bound * max(float(np.abs(expected[..., -1]).max()), 1.0)),",
+            ),
+        ),
+        ("test_a_mistake_in_a_long_row_is_no_rounding",),
+    ),
+    Mutant(
+        "a verdict outlives the compiler",
+        AUTOTUNE,
+        (("backend.driver, backend.compiler)", 'backend.driver, "")'),),
+        ("test_a_verdict_is_of_one_compiler_and_of_what_chooses_tilings",),
+    ),
+    Mutant(
+        "a verdict outlives the tilings that were tried",
+        TUNING,
+        (('.glob("*.py")', '.glob("*.none")'),),
+        ("test_a_verdict_is_of_one_compiler_and_of_what_chooses_tilings",),
+    ),
+    Mutant(
+        "nothing is said of a kernel that hangs",
+        AUTOTUNE,
+        (("    timer.start()\n", ""),),
+        ("test_the_log_says_what_to_do_where_a_kernel_hangs",),
+    ),
+    Mutant(
+        "a kernel that came back is said to hang",
+        AUTOTUNE,
+        (("        timer.cancel()\n", "        pass\n"),),
+        ("test_the_log_says_what_to_do_where_a_kernel_hangs",),
+    ),
+    Mutant(
+        "the doctor shows no verdict on a GPU",
+        DOCTOR,
+        (("    yield from verdict_checks(backend, retune)\n", ""),),
+        ("test_on_a_gpu_the_device_is_described_and_the_self_test_runs",),
+    ),
+    Mutant(
+        "the doctor hides kernels found wrong where none is tried",
+        DOCTOR,
+        (
+            (
+                '"PAGEDKV_AUTOTUNE=0: no kernel is tried")\n',
+                '"PAGEDKV_AUTOTUNE=0: no kernel is tried")\n        return\n',
+            ),
+        ),
+        ("test_the_doctor_shows_verdicts_and_tries_again_when_asked",),
     ),
     Mutant(
         "compiling takes the time of a trial",
@@ -289,10 +349,14 @@ MUTANTS = (
     Mutant(
         "a trial times what Python does for a launch",
         TRIAL,
-        (("        return lambda stream: made(arrays, stream)\n",
-          "        return lambda stream: plan.layer_launch(\n"
-          "            self.q, self.k, self.v, self.out, self.batch, self.options, lse=self.lse, **self.scales\n"
-          "        )(arrays, stream)\n"),),
+        (
+            (
+                "        return lambda stream: made(arrays, stream)\n",
+                "        return lambda stream: plan.layer_launch(\n"
+                "            self.q, self.k, self.v, self.out, self.batch, self.options, lse=self.lse, **self.scales\n"
+                "        )(arrays, stream)\n",
+            ),
+        ),
         ("test_a_timed_run_works_nothing_out_in_python",),
     ),
     Mutant(
@@ -358,8 +422,12 @@ MUTANTS = (
     Mutant(
         "verdicts are dropped though their file stays",
         TUNING,
-        (("        with self._lock:\n            if self.path is not None:",
-          "        with self._lock:\n            self._known = {}\n            if self.path is not None:"),),
+        (
+            (
+                "        with self._lock:\n            if self.path is not None:",
+                "        with self._lock:\n            self._known = {}\n            if self.path is not None:",
+            ),
+        ),
         ("test_the_doctor_names_a_file_that_cannot_be_forgotten",),
     ),
     Mutant(
