@@ -121,7 +121,7 @@ class KVSpec:
         if self.output_dim > self.head_dim:
             raise InvalidArgument(f"v_in_k: head_dim_v = {self.output_dim} is more than head_dim = {self.head_dim}")
         if isinstance(self.scales, Scales) and self.scales.k != self.scales.v:
-            raise InvalidArgument("v_in_k: V is a part of K, so its scales must be those of K")
+            raise InvalidArgument("v_in_k: V is a part of K, so its scales must be those of K: give pagedkv.Scales(k)")
 
     def _check_scales(self) -> None:
         if self.dtype not in LARGEST:
@@ -150,7 +150,7 @@ class KVSpec:
     @classmethod
     def of(
         cls, layers: Sequence[Layer], *, dtype: str = "float16", block_size: int = 16, layout: str | None = None,
-        model: str = "",
+        model: str = "", scales: str | Scales | None = None,
     ) -> KVSpec:  # fmt: skip
         """The spec of a model, layer by layer.
 
@@ -159,7 +159,7 @@ class KVSpec:
         layers : all of one shape: :class:`Attention`, :class:`Latent` or :class:`Rows`, and :class:`SameAs`
             :meth:`pagedkv.Step.attend` keeps to their windows and chunks. A cache keeps all tokens of every layer, or
             with ``by_group=True`` those that each can still read.
-        dtype : of layers that name none.
+        dtype, scales : of layers that name none.
         block_size, layout, model : see :class:`KVSpec`.
 
         Raises
@@ -171,6 +171,7 @@ class KVSpec:
         if not isinstance(layers, list | tuple) or not layers:
             raise WrongType("layers must be a list of layers, at least one")
         dtype = dtype_name(dtype)
+        check_kind(scales)
         own: list[Attention | Latent | Rows] = []
         reads: list[int] = []
         for number, layer in enumerate(check_layers(tuple(layers))):
@@ -182,7 +183,7 @@ class KVSpec:
                     f"layer {number} is {str(layer)[:120]}: a cache holds K and V of every layer in one shape"
                 )
             reads.append(len(own))
-            own.append(_resolved(layer, dtype))
+            own.append(_resolved(layer, dtype, scales))
             layer = own[-1]
             if layer.stored != own[0].stored:
                 raise UnsupportedVariant(
@@ -197,7 +198,7 @@ class KVSpec:
         if isinstance(one, Rows):
             return cls(
                 len(own), 1, one.k_bytes, BYTES, block_size, layout=layout, model=model, head_dim_v=one.v_bytes,
-                reads=tuple(reads),
+                scales=scales, reads=tuple(reads),
             )  # fmt: skip
         windows, chunks = (tuple(getattr(layer, name) for layer in own) for name in ("window", "chunk"))
         return cls(
@@ -233,9 +234,9 @@ class KVSpec:
                     f"layer {number} of this {found.model_type} model is {layer!r}: a cache holds K and V of every "
                     "layer in one shape; pagedkv plan --config shows the model's needs"
                 )
-            layers.append(layer if isinstance(layer, SameAs) else dataclasses.replace(layer, scales=scales))
+            layers.append(layer)
         dtype = dtype or found.dtype or "float16"
-        return cls.of(layers, dtype=dtype, block_size=block_size, layout=layout, model=model)
+        return cls.of(layers, dtype=dtype, block_size=block_size, layout=layout, model=model, scales=scales)
 
     def _store(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)  # the normalised form, once, before anybody sees the object
@@ -377,10 +378,14 @@ class KVSpec:
         return hashlib.blake2b(encoded, digest_size=DIGEST_BYTES, person=b"pagedkv:spec:1").digest()
 
 
-def _resolved(layer: Attention | Latent | Rows, dtype: str) -> Attention | Latent | Rows:
+def _resolved(
+    layer: Attention | Latent | Rows, dtype: str, scales: str | Scales | None
+) -> Attention | Latent | Rows:
     """The layer with its dtype and scales as a cache takes them."""
     if isinstance(layer, Rows):
         return layer
     dtype = layer.dtype or dtype
-    scales = TOKEN_HEAD if layer.scales is None and dtype in LARGEST else layer.scales
+    scales = scales if layer.scales is None else layer.scales
+    if scales is None and dtype in LARGEST:
+        scales = TOKEN_HEAD
     return dataclasses.replace(layer, dtype=dtype, scales=scales)

@@ -27,7 +27,8 @@ class Scales:
     Parameters
     ----------
     k, v : positive numbers, kept as float32
-        One for all layers, [num_layers], or [num_layers, num_kv_heads]; K's and V's are of the same shape.
+        One for all layers, [num_layers], or [num_layers, num_kv_heads]; K's and V's are of the same shape. v None:
+        those of K, as latents have them, of which V is a part.
 
     Raises
     ------
@@ -36,23 +37,25 @@ class Scales:
     """
 
     k: Any
-    v: Any
+    v: Any = None
 
     def __post_init__(self) -> None:
+        if self.v is None:
+            object.__setattr__(self, "v", self.k)
         for name in ("k", "v"):
             object.__setattr__(self, name, _rows(name, getattr(self, name)))
         if self.shape != (len(self.v), len(self.v[0])):
             raise InvalidArgument(f"scales of k are {list(self.shape)} and of v {[len(self.v), len(self.v[0])]}")
 
     @classmethod
-    def measured(cls, k: ArrayLike, v: ArrayLike, dtype: Any, *, per: str = "head") -> Scales:
+    def measured(cls, k: ArrayLike, v: ArrayLike | None, dtype: Any, *, per: str = "head") -> Scales:
         """Scales with which the largest of these values becomes the dtype's largest number.
 
         Parameters
         ----------
         k, v : [num_layers, num_tokens, num_kv_heads, head_dim]
             Samples, as :meth:`pagedkv.Sequence.gather` gives them. Values that are larger saturate when they are
-            written, so samples should be many.
+            written, so samples should be many. v None, or of width 0 as gather gives it of latents: scales of K alone.
         dtype : ``"int8"``, ``"float8_e4m3"`` or ``"float8_e5m2"``.
         per : ``"tensor"`` or ``"head"``.
 
@@ -67,7 +70,8 @@ class Scales:
         if not isinstance(per, str) or per not in PER:
             raise InvalidArgument(f"per must be 'tensor' or 'head', got {per!r}")
         found = []
-        for side, given in (("k", k), ("v", v)):
+        latents = v is None or getattr(v, "shape", ())[-1:] == (0,)
+        for side, given in (("k", k),) if latents else (("k", k), ("v", v)):
             largest = np.abs(_samples(side, given)).max(axis=(1, 3) if per == "head" else (1, 2, 3))
             if not np.isfinite(largest).all():
                 raise InvalidArgument(f"{side} holds a number that is not finite in float32")

@@ -158,6 +158,22 @@ MUTANTS = (
         ("test_attention_reads_exactly_what_numpy_would_have_stored",),
     ),
     Mutant(
+        "latents are measured by the V that they lack", "pagedkv/spec/scales.py",
+        (("latents = v is None or getattr(", "latents = v is None and getattr("),),
+        ("test_latents_have_scales_of_k_alone",),
+    ),
+    Mutant(
+        "the scales of a model go before those of a layer", SPEC,
+        (("    scales = scales if layer.scales is None else layer.scales\n",
+          "    scales = layer.scales if scales is None else scales\n"),),
+        ("test_scales_of_layers_that_name_none_are_checked",),
+    ),
+    Mutant(
+        "scales of no known kind reach the layers", SPEC,
+        (("        dtype = dtype_name(dtype)\n        check_kind(scales)\n", "        dtype = dtype_name(dtype)\n"),),
+        ("test_scales_of_layers_that_name_none_are_checked",),
+    ),
+    Mutant(
         "fixed scales of all layers are those of the first", "pagedkv/spec/scales.py",
         (("row = layer if self.shape[0] > 1 else 0", "row = 0"),),
         ("test_a_layer_has_its_own_scales_or_those_of_all",),

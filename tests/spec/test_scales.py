@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import pickle
 from typing import Any
 
@@ -98,6 +99,31 @@ def test_the_largest_sample_becomes_the_largest_number(dtype: str, largest: int)
 def test_samples_that_measure_nothing_are_refused(k: Any, options: dict[str, Any], kind: Any) -> None:
     with pytest.raises(kind):
         pk.Scales.measured(k, np.ones((2, 5, 3, 4)), **({"dtype": "int8"} | options))
+
+
+def test_latents_have_scales_of_k_alone() -> None:
+    assert pk.Scales([2, 3]) == pk.Scales([2, 3], [2, 3])
+    samples = np.random.default_rng(0).standard_normal((2, 5, 1, 8))
+    measured = pk.Scales.measured(samples, None, "int8")
+    assert measured == pk.Scales.measured(samples, samples[..., :0], "int8") == pk.Scales(measured.k)
+    spec = pk.KVSpec.of([pk.Latent(6, 2)] * 2, dtype="int8", scales=measured)
+    assert (spec.scales, spec.scale_mode) == (measured, "tensor")
+    with pytest.raises(InvalidArgument, match=r"V is a part of K.* give pagedkv\.Scales\(k\)"):
+        pk.KVSpec.of([pk.Latent(6, 2)] * 2, dtype="int8", scales=pk.Scales([1, 2], [1, 3]))
+
+
+@pytest.mark.parametrize("layer", [pk.Attention(2, 8), pk.Latent(6, 2), pk.Rows(8, 8)])
+def test_scales_of_layers_that_name_none_are_checked(layer: Any) -> None:
+    for wrong, kind in ((5, WrongType), ({"k": 1}, WrongType), ("per_token", InvalidArgument)):
+        with pytest.raises(kind, match=r"scales must be 'token_head' or a pagedkv\.Scales, got"):
+            pk.KVSpec.of([layer], dtype="int8", scales=wrong)  # type: ignore[arg-type]
+    if isinstance(layer, pk.Rows):
+        with pytest.raises(InvalidArgument, match=r"scales are for .*, not for uint8"):
+            pk.KVSpec.of([layer], scales=pk.Scales(1))
+        return
+    assert pk.KVSpec.of([layer], dtype="int8", scales=pk.Scales(2)).scales == pk.Scales(2)
+    own = dataclasses.replace(layer, scales=pk.Scales(3))
+    assert pk.KVSpec.of([own], dtype="int8", scales=pk.Scales(2)).scales == pk.Scales(3)
 
 
 def test_bits_of_bfloat16_and_the_smallest_numbers_are_samples() -> None:
