@@ -91,7 +91,7 @@ def latent_calls(cupy: Any, backend: Any) -> dict[str, Callable[[int], object]]:
         heads = QO_HEADS[kernel]
         attention = PagedAttention(
             num_qo_heads=heads, num_kv_heads=1, head_dim=LATENT, head_dim_v=VALUE, v_in_k=True, block_size=BLOCK,
-            max_sequences=SEQS, kernel=kernel, device=backend,
+            max_sequences=SEQS, kernel=kernel, device=backend, softmax_scale=192**-0.5,
         )  # fmt: skip
         attention.plan(tables, lens)
         q, out = (cupy.empty((SEQS, heads, dim), np.float16) for dim in (LATENT, VALUE))

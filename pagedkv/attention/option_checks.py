@@ -11,6 +11,7 @@ from pagedkv.attention.checks import MAX_INT32
 from pagedkv.errors import InvalidArgument, WrongType
 from pagedkv.kernels.config import SCALE_MODES, SCHEDULES
 from pagedkv.kernels.dtypes import CUDA_NAMES
+from pagedkv.spec.layers import check_scale_of_latents
 from pagedkv.spec.sizes import check_flag, whole_number
 
 MAX_FLOAT32 = float(np.finfo(np.float32).max)
@@ -71,6 +72,18 @@ def float32_number(value: Any, name: str) -> float:
         shown = value if isinstance(value, float | np.floating) else "a larger whole number"
         raise InvalidArgument(f"{name} must be finite in float32, got {shown}")
     return float(value)
+
+
+def scale_of(softmax_scale: Any, head_dim: int, v_in_k: bool) -> float:
+    """The factor of scores; by default that of K's width, which latents do not have.
+
+    Raises
+    ------
+    WrongType, InvalidArgument
+    """
+    if v_in_k:
+        check_scale_of_latents(softmax_scale, head_dim)
+    return head_dim**-0.5 if softmax_scale is None else float32_number(softmax_scale, "softmax_scale")
 
 
 def _check_name(value: Any, name: str, names: Iterable[str] | None) -> None:

@@ -19,7 +19,7 @@ from pagedkv.attention.batch_checks import check_batch, check_queries
 from pagedkv.attention.checks import MAX_INT32, check_contiguous, check_dtype, check_shape, check_values
 from pagedkv.attention.layer_checks import check_inputs, check_outputs, check_places, check_values_given, with_values
 from pagedkv.attention.numpy_attention import attend_on_cpu, kernel_on_cpu
-from pagedkv.attention.option_checks import check_options, float32_number
+from pagedkv.attention.option_checks import check_options, float32_number, scale_of
 from pagedkv.attention.places import Device, backend_of, check_may_wait
 from pagedkv.attention.planned import NAMES, Arrays, Launch, Planned, no_launch
 from pagedkv.errors import ClosedError, InvalidArgument
@@ -54,7 +54,7 @@ class PagedAttention:
     max_seq_len : keys of one sequence at most; only the ``"partitioned"`` schedule needs it.
     max_workspace_bytes : device memory that the object may hold (``workspace_bytes``); 0: all that the schedule uses.
         With less, prefill divides fewer long row tiles among multiprocessors.
-    softmax_scale : default ``head_dim ** -0.5``.
+    softmax_scale : default ``head_dim ** -0.5``; with `v_in_k` it must be given, the model's own.
     causal, window, soft_cap, alibi_slopes, sinks
         Variants, as in :func:`pagedkv.reference.paged_attention`; slopes and sinks are float32 [num_qo_heads], on the
         device of the attention.
@@ -126,7 +126,7 @@ class PagedAttention:
             raise InvalidArgument(f"v_in_k: head_dim_v = {head_dim_v} is more than head_dim = {head_dim}")
         if num_qo_heads % num_kv_heads:
             raise InvalidArgument(f"num_qo_heads = {num_qo_heads} is no multiple of num_kv_heads = {num_kv_heads}")
-        scale = head_dim**-0.5 if softmax_scale is None else float32_number(softmax_scale, "softmax_scale")
+        scale = scale_of(softmax_scale, head_dim, v_in_k)
         cap = 0.0 if soft_cap is None else float32_number(soft_cap, "soft_cap")
         if soft_cap is not None and not np.float32(cap) > 0:
             raise InvalidArgument(f"soft_cap must be positive in float32, got {soft_cap}")

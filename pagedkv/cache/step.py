@@ -20,6 +20,7 @@ from pagedkv.cache.storage import BoundStep, StepTables
 from pagedkv.errors import ClosedError, InvalidArgument, LayoutMismatch, StaleHandle, UnsupportedVariant, WrongType
 from pagedkv.interop import as_argument
 from pagedkv.observe.callbacks import is_refusal
+from pagedkv.spec.layers import check_scale_of_latents
 from pagedkv.spec.sizes import whole_number
 
 _VARIANT = ("softmax_scale", "window", "soft_cap", "alibi_slopes", "sinks", "mask", "mask_indptr", "causal", "kernel")
@@ -252,7 +253,8 @@ class Step:
             num_qo_heads is a multiple of num_kv_heads. Any framework's array; on a GPU in the cache's dtype, or in any
             float dtype where the cache's numbers have scales.
         window : tokens that a query sees, its own included; None: as the spec says of this layer, by default all.
-        softmax_scale : None: ``head_dim ** -0.5``. Models with latents have another: give it.
+        softmax_scale : None: ``head_dim ** -0.5``. Over latents it must be given: the model's own, as
+            ``(qk_nope_head_dim + qk_rope_head_dim) ** -0.5``.
         causal, soft_cap, alibi_slopes, sinks, mask, mask_indptr, return_lse, out
             As :func:`pagedkv.reference.paged_attention`. On the CPU :mod:`pagedkv.cpu` computes (float32 inside), and
             that reference where q is float64 or `out` has another dtype than q; on a GPU the kernels of
@@ -270,7 +272,7 @@ class Step:
         ------
         InvalidArgument
             The step has new tokens, and this layer's K and V are not written yet: their slots hold old values. Or the
-            spec has windows or chunks, and the window is not this layer's.
+            spec has windows or chunks, and the window is not this layer's; or of latents, no scale.
         UnsupportedVariant
             The cache holds rows of bytes; or the layer has a chunk, and its queries a mask or are not causal; or there
             is no such kernel.
@@ -278,6 +280,8 @@ class Step:
         """
         (bound, arrays), spec = self._under_way, self._engine.spec
         spec.check_can_attend()
+        if spec.v_in_k:
+            check_scale_of_latents(softmax_scale, spec.head_dim)
         q = as_argument("q", q, stream=stream)
         target = None if out is None else as_argument("out", out, writable=True, stream=stream)
         shape = getattr(q, "shape", None)

@@ -164,6 +164,16 @@ class Latent:
         return num_blocks
 
 
+def check_scale_of_latents(softmax_scale: object, width: int) -> None:
+    """Raise InvalidArgument where scores over latents of a width are given no scale."""
+    if softmax_scale is None:
+        raise InvalidArgument(
+            f"softmax_scale must be given with latents (v_in_k): it follows from the heads before they are compressed, "
+            f"(qk_nope_head_dim + qk_rope_head_dim) ** -0.5 and the factor of a scaled RoPE, and not from their "
+            f"width, {width}"
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Recurrent:
     """A layer that keeps a state of a fixed size, and nothing of each token.

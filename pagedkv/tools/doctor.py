@@ -347,6 +347,7 @@ def self_test(backend: Backend) -> Iterator[Check]:
                 PagedAttention, num_qo_heads=problem["q"].shape[1], num_kv_heads=problem["k"].shape[2],
                 head_dim=problem["k"].shape[3], head_dim_v=problem["v"].shape[3], v_in_k=latents, block_size=16,
                 max_sequences=len(SEQ_LENS), max_q_len=max(Q_LENS), max_tokens=sum(Q_LENS), device=backend,
+                softmax_scale=problem["k"].shape[3] ** -0.5,
             )  # fmt: skip
             reason = kernel.unsupported(make(kernel="decode_simt").config, backend.capability)
             if reason is not None:

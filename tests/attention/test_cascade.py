@@ -414,7 +414,7 @@ def test_latents_are_given_to_every_level_without_v() -> None:
     latents, q = (rng.standard_normal(shape).astype(np.float32) for shape in ((6, 4, 1, 24), (2, 3, 24)))
     options: dict[str, Any] = {
         "num_qo_heads": 3, "num_kv_heads": 1, "head_dim": 24, "head_dim_v": 16, "dtype": "float32", "v_in_k": True,
-        "device": "cpu",
+        "softmax_scale": 0.2, "device": "cpu",
     }  # fmt: skip
     shared, own = np.array([[4, 2]], np.int32), np.array([[1], [5]], np.int32)
     cascade = CascadeAttention(block_sizes=(4, 4), max_groups=(1, 2), **options)

@@ -47,7 +47,7 @@ def test_a_captured_graph_replays_with_other_lengths(kernel: str, backend: Any) 
     q = rng.standard_normal((2, kv_heads * group, dim)).astype(np.float16)
     attention = PagedAttention(
         num_qo_heads=kv_heads * group, num_kv_heads=kv_heads, head_dim=dim, head_dim_v=dim_v, block_size=SIZE,
-        max_sequences=2, kernel=kernel, v_in_k=latent, device=backend,
+        max_sequences=2, kernel=kernel, v_in_k=latent, softmax_scale=dim**-0.5, device=backend,
     )  # fmt: skip
     on_device = backend.asarray(pool)
     k, v = on_device[:, 0], None if latent else on_device[:, 1]

@@ -75,7 +75,7 @@ def test_nothing_is_made_of_nonsense() -> None:
     given = {
         name: None if parameter.default is inspect.Parameter.empty else parameter.default
         for name, parameter in inspect.signature(PagedAttention).parameters.items()
-    } | {**SIZES, "max_sequences": 2, "device": "cpu"}
+    } | {**SIZES, "max_sequences": 2, "softmax_scale": 0.1, "device": "cpu"}
     optional = {"head_dim_v", "kv_dtype", "max_tokens", "softmax_scale", "window", "soft_cap", "alibi_slopes"}
     optional |= {"sinks", "kv_alignment", "causal", "custom_mask", "debug", "v_in_k", "positions"}
     assert accepted(PagedAttention, each(given)) == optional

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import pagedkv as pk
-from pagedkv.attention import PagedAttention, forward
+from pagedkv.attention import CascadeAttention, PagedAttention, forward
 from pagedkv.attention.places import Device, home_of
 from pagedkv.reference import pack_mask, paged_attention
 
@@ -215,7 +215,17 @@ def test_no_kernel_for_a_combination_says_which_and_why() -> None:
 
 def latent_attention(device: Device, **options: Any) -> PagedAttention:
     sizes: dict[str, Any] = {"num_qo_heads": 16, "num_kv_heads": 1, "head_dim": 320, "head_dim_v": 256}
-    return PagedAttention(**{**sizes, "max_sequences": 2, "v_in_k": True, "device": device, **options})
+    sizes |= {"max_sequences": 2, "v_in_k": True, "softmax_scale": 0.07}
+    return PagedAttention(**{**sizes, "device": device, **options})
+
+
+def test_latents_have_no_scale_of_their_width(device: Device) -> None:
+    said = r"softmax_scale must be given .*\(qk_nope_head_dim \+ qk_rope_head_dim\) \*\* -0\.5.* width, 320"
+    with pytest.raises(pk.errors.InvalidArgument, match=said):
+        latent_attention(device, softmax_scale=None)
+    options: dict[str, Any] = {"num_qo_heads": 16, "num_kv_heads": 1, "head_dim": 320, "head_dim_v": 256}
+    with pytest.raises(pk.errors.InvalidArgument, match=said):
+        CascadeAttention((16, 16), max_groups=(1, 2), v_in_k=True, device=device, **options)
 
 
 @pytest.mark.parametrize("kv_dtype", ["float16", "float8_e4m3"])

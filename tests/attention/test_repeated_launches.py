@@ -315,7 +315,7 @@ def test_latents_of_another_width_launch_nothing() -> None:
     backend = Noting()
     attention = PagedAttention(
         num_qo_heads=16, num_kv_heads=1, head_dim=576, head_dim_v=512, v_in_k=True, dtype="bfloat16", max_sequences=8,
-        block_size=BLOCK, device=backend,
+        block_size=BLOCK, softmax_scale=192**-0.5, device=backend,
     )  # fmt: skip
     assert attention.kernel == "decode_mla"
     attention.plan(**batch())

@@ -149,8 +149,10 @@ def test_arrays_that_do_not_fit_latents_are_refused_and_nothing_changes(backend:
         step.write(0, rows)
         out = np.full((5, HEADS, RANK + ROPE), 7, np.float16)
         with pytest.raises(pk.LayoutMismatch, match="320"):
-            step.attend(0, q[..., :RANK])
+            step.attend(0, q[..., :RANK], softmax_scale=SCALE)
         with pytest.raises(pk.LayoutMismatch, match="out"):
+            step.attend(0, q, out=out, softmax_scale=SCALE)
+        with pytest.raises(pk.InvalidArgument, match=r"softmax_scale .* latents .*qk_nope_head_dim.* width, 320"):
             step.attend(0, q, out=out)
         assert (out == 7).all()
     with (

@@ -44,7 +44,8 @@ def heads_of(kernel: str) -> dict[str, Any]:
     """The model's part of an attention: latents for the kernels that take nothing else."""
     if kernel.startswith("decode_mla"):
         qo_heads = 16 if kernel == "decode_mla" else 64
-        return {"num_qo_heads": qo_heads, "num_kv_heads": 1, "head_dim": 320, "head_dim_v": 256, "v_in_k": True}
+        sizes = {"num_qo_heads": qo_heads, "num_kv_heads": 1, "head_dim": 320, "head_dim_v": 256}
+        return {**sizes, "v_in_k": True, "softmax_scale": 320**-0.5}
     return {"num_qo_heads": HEADS * GROUP, "num_kv_heads": HEADS, "head_dim": DIM, "head_dim_v": DIM}
 
 

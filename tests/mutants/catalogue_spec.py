@@ -158,6 +158,16 @@ MUTANTS = (
         ("test_attention_reads_exactly_what_numpy_would_have_stored",),
     ),
     Mutant(
+        "scores over latents are scaled by their width", "pagedkv/spec/layers.py",
+        (("    if softmax_scale is None:\n", "    if False:\n"),),
+        ("test_latents_have_no_scale_of_their_width",),
+    ),
+    Mutant(
+        "a step scales scores over latents by their width", "pagedkv/cache/step.py",
+        (("            check_scale_of_latents(softmax_scale, spec.head_dim)\n", "            pass\n"),),
+        ("test_arrays_that_do_not_fit_latents_are_refused_and_nothing_changes",),
+    ),
+    Mutant(
         "latents are measured by the V that they lack", "pagedkv/spec/scales.py",
         (("latents = v is None or getattr(", "latents = v is None and getattr("),),
         ("test_latents_have_scales_of_k_alone",),
