@@ -62,7 +62,9 @@ def check_queries(batch: Batch, q: Any) -> None:
     InvalidArgument, LayoutMismatch
     """
     if isinstance(batch.q_indptr, np.ndarray):
-        check_indptr("q_indptr", batch.q_indptr, len(q))
+        check_indptr("q_indptr", batch.q_indptr)
+        if len(q) != batch.q_indptr[-1]:
+            raise InvalidArgument(f"q has {len(q)} tokens, but q_indptr ends at {batch.q_indptr[-1]}: they must agree")
     if batch.q_positions is not None and len(batch.q_positions) < len(q):
         raise LayoutMismatch(f"q has {len(q)} tokens, but q_positions only {len(batch.q_positions)}")
 

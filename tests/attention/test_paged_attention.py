@@ -147,6 +147,17 @@ def test_an_array_that_does_not_fit_is_named_and_nothing_is_written(
         assert (arguments["out"] == 7).all()
 
 
+@pytest.mark.parametrize("num_tokens", [2, 4])
+def test_queries_of_another_number_than_q_indptr_says_are_refused(num_tokens: int) -> None:
+    b = batch()
+    paged = attention("cpu", max_q_len=2)
+    paged.plan(b["tables"][:2], b["lens"][:2], np.array([0, 1, 3], np.int32))
+    out = np.full((num_tokens, 4, 32), 7, np.float16)
+    with pytest.raises(pk.errors.InvalidArgument, match=f"q has {num_tokens} tokens, but q_indptr ends at 3"):
+        paged.run(np.resize(b["q"], out.shape), b["k"], b["v"], out=out)
+    assert (out == 7).all()
+
+
 @pytest.mark.parametrize(
     ("tables", "lens", "words"),
     [

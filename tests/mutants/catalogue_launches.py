@@ -420,6 +420,12 @@ MUTANTS = (
         ("test_positions_are_given_where_they_were_asked_for",),
     ),
     Mutant(
+        "q has other tokens than q_indptr says",
+        "pagedkv/attention/batch_checks.py",
+        (("if len(q) != batch.q_indptr[-1]:", "if False:"),),
+        ("test_queries_of_another_number_than_q_indptr_says_are_refused",),
+    ),
+    Mutant(
         "reset leaves the counters",
         "pagedkv/kernels/attention.py",
         (("in self.division.counters:\n", "in ():\n"),),
