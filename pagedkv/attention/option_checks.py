@@ -27,7 +27,7 @@ WHOLE_NUMBERS = {
     "max_q_len": (1, MAX_INT32),
     "max_tokens": (1, MAX_INT32),
     "max_seq_len": (0, MAX_INT32),
-    "max_workspace_bytes": (0, 2**63),
+    "max_workspace_bytes": (0, 2**63 - 1),
     "window": (1, MAX_INT32),
     "kv_alignment": (1, 16),
 }

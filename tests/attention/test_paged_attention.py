@@ -202,6 +202,7 @@ def test_blocks_that_a_window_no_longer_sees_may_be_gone() -> None:
         ({"max_sequences": 1.5}, pk.errors.WrongType, "max_sequences must be a whole number"),
         ({"soft_cap": -1.0}, pk.errors.InvalidArgument, "soft_cap"),
         ({"window": 0}, pk.errors.InvalidArgument, "window must be in 1"),
+        ({"max_workspace_bytes": 2**63}, pk.errors.InvalidArgument, r"must be in 0\.\.9223372036854775807, got"),
         ({"softmax_scale": float("nan")}, pk.errors.InvalidArgument, "softmax_scale"),
         ({"kv_alignment": 3}, pk.errors.InvalidArgument, "kv_alignment"),
         ({"device": "gpu"}, pk.errors.InvalidArgument, "device must be"),
@@ -211,6 +212,7 @@ def test_blocks_that_a_window_no_longer_sees_may_be_gone() -> None:
 def test_a_number_that_makes_no_sense_is_named(options: dict[str, Any], error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         attention(options.pop("device", "cpu"), **options)
+    attention("cpu", max_workspace_bytes=2**63 - 1)
 
 
 def test_no_kernel_for_a_combination_says_which_and_why() -> None:

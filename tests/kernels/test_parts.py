@@ -141,6 +141,15 @@ def test_a_workspace_that_is_too_small_is_refused(backend: Backend, schedule: An
     sizes = {"num_kv_heads": 1, "max_sequences": 3, "max_seq_len": 600}
     with pytest.raises(InvalidArgument, match=r"needs .* bytes or more, and max_workspace_bytes is 40: raise it"):
         AttentionPlan(backend, config, tiling, schedule, **sizes, max_workspace_bytes=40)
+    enough = AttentionPlan(backend, config, tiling, schedule, **sizes).workspace_bytes
+    exact = AttentionPlan(backend, config, tiling, schedule, **sizes, max_workspace_bytes=enough)
+    assert exact.workspace_bytes == enough
+    if schedule == "listed":  # it holds fewer parts
+        less = AttentionPlan(backend, config, tiling, schedule, **sizes, max_workspace_bytes=enough - 1)
+        assert less.workspace_bytes < enough
+    else:
+        with pytest.raises(InvalidArgument, match=f"max_workspace_bytes is {enough - 1}"):
+            AttentionPlan(backend, config, tiling, schedule, **sizes, max_workspace_bytes=enough - 1)
     whole = AttentionPlan(backend, config, tiling, "whole", **sizes, max_workspace_bytes=40)
     assert whole.workspace_bytes == 0
 

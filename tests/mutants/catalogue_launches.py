@@ -426,6 +426,18 @@ MUTANTS = (
         ("test_queries_of_another_number_than_q_indptr_says_are_refused",),
     ),
     Mutant(
+        "a workspace may have a byte more than 63 bits count",
+        "pagedkv/attention/option_checks.py",
+        (("(0, 2**63 - 1)", "(0, 2**63)"),),
+        ("test_a_number_that_makes_no_sense_is_named",),
+    ),
+    Mutant(
+        "a workspace of just the allowed size is refused",
+        "pagedkv/kernels/schedules.py",
+        (("if limit and needed > limit:", "if limit and needed >= limit:"),),
+        ("test_a_workspace_that_is_too_small_is_refused",),
+    ),
+    Mutant(
         "reset leaves the counters",
         "pagedkv/kernels/attention.py",
         (("in self.division.counters:\n", "in ():\n"),),
