@@ -30,6 +30,7 @@ from pagedkv.kernels.block_ops import copy_blocks, fill_blocks
 from pagedkv.kernels.dtypes import kernel_dtype
 from pagedkv.kernels.gather_kv import gather_kv
 from pagedkv.kernels.layer_kv import LayerKv
+from pagedkv.kernels.recipe import place
 from pagedkv.kernels.select import kernel_on
 from pagedkv.kernels.tuning import REFERENCE
 from pagedkv.kernels.write_kv import write_kv
@@ -212,7 +213,7 @@ class GpuKV:
         """
         arrays = {name: variant.pop(name, None) for name in ("alibi_slopes", "sinks")}
         decode = max_q_len == 1
-        key = (part, dtype, num_qo_heads, decode, *sorted(variant.items()), *(id(array) for array in arrays.values()))
+        key = (part, dtype, num_qo_heads, decode, *sorted(variant.items()), *map(place, arrays.values()))
         found = self._attentions.get(key)
         if (
             found is None
@@ -377,7 +378,7 @@ def _room(count: int) -> int:
 
 
 def _known_by(name: str, value: Any) -> Hashable:
-    """Key of a variant's value; an array's is its identity, as its attention keeps it alive."""
+    """Key of a variant's value: of an array where it lies, as its attention keeps it alive."""
     if name in ("softmax_scale", "soft_cap"):
         return float32_number(value, name)
-    return id(value) if name in ("alibi_slopes", "sinks") else value
+    return place(value) if name in ("alibi_slopes", "sinks") else value

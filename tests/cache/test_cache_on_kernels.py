@@ -6,6 +6,8 @@ The PTX interpreter runs the kernels.
 from __future__ import annotations
 
 import dataclasses
+import gc
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,6 +16,7 @@ import numpy as np
 import pytest
 
 import pagedkv as pk
+from pagedkv.cache import gpu_kv
 from tests.ptxsim.fixture import interpreted_backend
 
 SPEC = pk.KVSpec(num_layers=2, num_kv_heads=2, head_dim=32, dtype="float16", block_size=4)
@@ -144,6 +147,29 @@ def one_step(backend: Any) -> Iterator[pk.Step]:
 def test_options_that_are_no_numbers_are_refused_by_name(backend: Any, options: dict[str, Any]) -> None:
     with one_step(backend) as step, pytest.raises(pk.errors.PagedKVError, match=next(iter(options))):
         step.attend(0, values(step.tokens, step.positions, 0), **options)
+
+
+def test_views_of_the_same_sinks_share_an_attention_which_keeps_them(
+    backend: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, real = [], gpu_kv.PagedAttention
+    monkeypatch.setattr(gpu_kv, "PagedAttention", lambda **given: made.append(None) or real(**given))
+    numbers = np.array([[0.1] * HEADS, [3] * HEADS], np.float32)
+    kept = weakref.ref(numbers)
+    with pk.KVCache(SPEC, pk.Blocks(4), backend=backend) as cache, cache.sequence([1]) as seq:
+        for _ in range(2):
+            with cache.step([seq]) as step:
+                q, k, v = (values(step.tokens, step.positions, i) for i in range(3))
+                for layer in range(SPEC.num_layers):
+                    step.write(layer, k, v)
+                first, again, other = (step.attend(0, q, sinks=numbers[row]) for row in (0, 0, 1))  # each a new view
+            assert len(made) == 2
+            assert np.array_equal(first, again)
+            assert not np.array_equal(first, other)
+            seq.append([2])
+        del numbers
+        gc.collect()
+        assert kept() is not None
 
 
 def test_queries_of_another_dtype_are_refused_before_anything_is_launched(

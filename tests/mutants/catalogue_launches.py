@@ -420,6 +420,18 @@ MUTANTS = (
         ("test_positions_are_given_where_they_were_asked_for",),
     ),
     Mutant(
+        "each view of a layer's sinks has an attention of its own",
+        GPU_KV,
+        (("*map(place, arrays.values()))", "*map(id, arrays.values()))"),),
+        ("test_views_of_the_same_sinks_share_an_attention_which_keeps_them",),
+    ),
+    Mutant(
+        "sinks of one form are taken for each other",
+        GPU_KV,
+        (("    return place(value) if name in", "    return value.shape if name in"),),
+        ("test_views_of_the_same_sinks_share_an_attention_which_keeps_them",),
+    ),
+    Mutant(
         "q has other tokens than q_indptr says",
         "pagedkv/attention/batch_checks.py",
         (("if len(q) != batch.q_indptr[-1]:", "if False:"),),
