@@ -129,6 +129,8 @@ class KVSpec:
                 raise InvalidArgument(f"scales are for {', '.join(LARGEST)}, not for {self.dtype}")
         elif isinstance(self.scales, Scales):
             self.scales.check_fits(self.num_layers, self.num_kv_heads)
+            if self.scales.are_of_latents and not self.v_in_k:
+                raise InvalidArgument("these scales are of K alone, as for latents: give pagedkv.Scales(k, v)")
         else:
             check_kind(self.scales)
             self._store("scales", TOKEN_HEAD)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -27,8 +27,8 @@ class Scales:
     Parameters
     ----------
     k, v : positive numbers, kept as float32
-        One for all layers, [num_layers], or [num_layers, num_kv_heads]; K's and V's are of the same shape. v None:
-        those of K, as latents have them, of which V is a part.
+        One for all layers, [num_layers], or [num_layers, num_kv_heads]; K's and V's are of the same shape. v None
+        for latents alone, of which V is a part: those of K.
 
     Raises
     ------
@@ -38,10 +38,12 @@ class Scales:
 
     k: Any
     v: Any = None
+    are_of_latents: bool = field(init=False, default=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.v is None:
             object.__setattr__(self, "v", self.k)
+            object.__setattr__(self, "are_of_latents", True)
         for name in ("k", "v"):
             object.__setattr__(self, name, _rows(name, getattr(self, name)))
         if self.shape != (len(self.v), len(self.v[0])):

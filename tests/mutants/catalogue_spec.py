@@ -173,6 +173,11 @@ MUTANTS = (
         ("test_latents_have_scales_of_k_alone",),
     ),
     Mutant(
+        "V is quantised by K's scales where it was forgotten", SPEC,
+        (("if self.scales.are_of_latents and not self.v_in_k:", "if False:"),),
+        ("test_latents_have_scales_of_k_alone",),
+    ),
+    Mutant(
         "the scales of a model go before those of a layer", SPEC,
         (("    scales = scales if layer.scales is None else layer.scales\n",
           "    scales = layer.scales if scales is None else scales\n"),),

@@ -108,6 +108,9 @@ def test_latents_have_scales_of_k_alone() -> None:
     assert measured == pk.Scales.measured(samples, samples[..., :0], "int8") == pk.Scales(measured.k)
     spec = pk.KVSpec.of([pk.Latent(6, 2)] * 2, dtype="int8", scales=measured)
     assert (spec.scales, spec.scale_mode) == (measured, "tensor")
+    for alone in (pk.Scales(2), copy.deepcopy(pk.Scales(2)), pickle.loads(pickle.dumps(pk.Scales(2)))):
+        with pytest.raises(InvalidArgument, match=r"of K alone, as for latents: give pagedkv\.Scales\(k, v\)"):
+            pk.KVSpec(2, 1, 8, "int8", scales=alone)
     with pytest.raises(InvalidArgument, match=r"V is a part of K.* give pagedkv\.Scales\(k\)"):
         pk.KVSpec.of([pk.Latent(6, 2)] * 2, dtype="int8", scales=pk.Scales([1, 2], [1, 3]))
 
@@ -121,9 +124,10 @@ def test_scales_of_layers_that_name_none_are_checked(layer: Any) -> None:
         with pytest.raises(InvalidArgument, match=r"scales are for .*, not for uint8"):
             pk.KVSpec.of([layer], scales=pk.Scales(1))
         return
-    assert pk.KVSpec.of([layer], dtype="int8", scales=pk.Scales(2)).scales == pk.Scales(2)
-    own = dataclasses.replace(layer, scales=pk.Scales(3))
-    assert pk.KVSpec.of([own], dtype="int8", scales=pk.Scales(2)).scales == pk.Scales(3)
+    two, three = (pk.Scales(number, number) for number in (2, 3))
+    assert pk.KVSpec.of([layer], dtype="int8", scales=two).scales == two
+    own = dataclasses.replace(layer, scales=three)
+    assert pk.KVSpec.of([own], dtype="int8", scales=two).scales == three
 
 
 def test_bits_of_bfloat16_and_the_smallest_numbers_are_samples() -> None:
