@@ -1,14 +1,14 @@
 """Loops of a kernel, and the path that a warp takes through one in its common case.
 
-The path is found by rule, not by label: among all ways from a loop's head back to it, that with the most tensor work,
-among those the one with the most copies into shared memory, and then the shortest. So blocks that run rarely (masked
-tiles, rescaling, refills of block ids) are left out where a way around them does the same work. An inner loop is
-passed once; the caller multiplies.
+The path is found by rule, not by label: among all ways from a loop's head back to it, that with the most work (on
+tensor cores, unless the caller counts other operations), among those the one with the most copies into shared memory,
+and then the shortest. So blocks that run rarely (masked tiles, rescaling, refills of block ids) are left out where a
+way around them does the same work. An inner loop is passed once; the caller multiplies.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -29,10 +29,16 @@ class Loop:
 
 
 class Flow:
-    """Control flow of one kernel."""
+    """Control flow of one kernel.
 
-    def __init__(self, kernel: Kernel) -> None:
+    Parameters
+    ----------
+    operations : an instruction -> its share of the work.
+    """
+
+    def __init__(self, kernel: Kernel, operations: Callable[[Instruction], int] = tensor_flops) -> None:
         self.kernel = kernel
+        self._operations = operations
         starts = {0, *kernel.labels.values()}
         for index, instruction in enumerate(kernel.instructions):
             if instruction.base in _ENDS or _jumps(instruction):
@@ -103,16 +109,16 @@ class Flow:
         return taken[::-1]
 
     def work(self, blocks: frozenset[int] | list[int]) -> int:
-        """Tensor operations of a warp in some blocks, each run once."""
+        """Operations of a warp in some blocks, each run once."""
         return sum(self._worth[block][0] for block in blocks)
 
     @cached_property
     def _worth(self) -> list[tuple[int, int, int]]:
-        """Of each block: tensor operations, copies, and its instructions as a loss."""
+        """Of each block: operations, copies, and its instructions as a loss."""
         found = []
         for block in range(len(self._ranges)):
             mine = self.instructions(block)
-            found.append((sum(map(tensor_flops, mine)), sum(map(is_copy, mine)), -len(mine)))
+            found.append((sum(map(self._operations, mine)), sum(map(is_copy, mine)), -len(mine)))
         return found
 
     def _successors(self, block: int) -> Iterator[int]:

@@ -26,12 +26,14 @@ class Pass:
     label : of the loop's head.
     counts : how often each instruction is issued.
     tiles : of the warp's share of a tile, how many.
-    rolled : inner loops on the path without tensor instructions: counted once, because their turns are not known.
+    flops : operations of these tiles.
+    rolled : inner loops on the path without work: counted once, because their turns are not known.
     """
 
     label: str
     counts: Counter[Instruction]
     tiles: int
+    flops: int
     rolled: int
 
     @property
@@ -39,21 +41,16 @@ class Pass:
         """Instructions, each an issue slot."""
         return sum(self.counts.values())
 
-    @property
-    def flops(self) -> int:
-        """Tensor operations."""
-        return sum(times * tensor_flops(one) for one, times in self.counts.items())
-
 
 def hot_pass(flow: Flow, tile_flops: int) -> Pass:
-    """The pass of the innermost loop that does whole tiles of tensor work.
+    """The pass of the innermost loop that does whole tiles of the flow's work.
 
-    An inner loop with tensor instructions is taken as often as a tile's work needs. Of several such loops the one with
-    the most work wins, then the one with the fewest instructions.
+    An inner loop with work is taken as often as a tile's work needs. Of several such loops the one with the most work
+    wins, then the one with the fewest instructions.
 
     Parameters
     ----------
-    tile_flops : tensor operations of one warp's share of a tile.
+    tile_flops : operations of one warp's share of a tile.
 
     Raises
     ------
@@ -71,8 +68,8 @@ def hot_pass(flow: Flow, tile_flops: int) -> Pass:
             f"{flow.label(one.head)} {flow.work(one.blocks):,}" for one in flow.loops if flow.work(one.blocks)
         )
         raise NoHotLoop(
-            f"no loop's pass does a whole number of tiles of {tile_flops:,} tensor operations a warp; loops with "
-            f"tensor instructions, and their operations: {seen or 'none'}"
+            f"no loop's pass does a whole number of tiles of {tile_flops:,} operations a warp; loops with "
+            f"work, and their operations: {seen or 'none'}"
         )
     return max((made for _, made in found), key=lambda one: (one.flops, -one.issued))
 
@@ -92,7 +89,7 @@ def _pass(flow: Flow, loop: Loop, tile_flops: int) -> Pass | None:
     for block in path:
         for instruction in flow.instructions(block):
             counts[instruction] += turns if block in repeated else 1
-    return Pass(flow.label(loop.head), counts, total // tile_flops, len(inner) - len(working))
+    return Pass(flow.label(loop.head), counts, total // tile_flops, total, len(inner) - len(working))
 
 
 def cycles(made: Pass, machine: Machine, fetched_bytes: float) -> dict[str, float]:

@@ -59,6 +59,11 @@ def is_copy(instruction: Instruction) -> bool:
     return instruction.base in ("LDGSTS", "UTMALDG", "UBLKCP")
 
 
+def fma_flops(instruction: Instruction) -> int:
+    """Operations of a warp's float32 multiply-add; 0 for every other instruction."""
+    return {"FFMA": 2 * WARP, "FFMA2": 4 * WARP}.get(instruction.base, 0)
+
+
 def tensor_flops(instruction: Instruction) -> int:
     """Operations of one warp's share of a tensor instruction; 0 for every other one.
 

@@ -21,7 +21,7 @@ from bench.sass.errors import NoHotLoop, SassError, UnknownOpcode
 from bench.sass.flow import Flow
 from bench.sass.machines import MACHINES, ctas_per_sm
 from bench.sass.model import Pass, bound, cycles, hot_pass
-from bench.sass.opcodes import shared_bytes, tensor_flops, unit
+from bench.sass.opcodes import fma_flops, shared_bytes, tensor_flops, unit
 from pagedkv.kernels.source import translation_unit
 from tests.mutants.edits import edited
 
@@ -152,8 +152,25 @@ def test_of_two_loops_of_whole_tiles_the_one_with_more_work_is_hot() -> None:
     ids=["no tensor work", "no loop", "half a tile"],
 )
 def test_a_kernel_without_a_hot_loop_is_a_named_error(lines: str, says: str) -> None:
-    with pytest.raises(NoHotLoop, match=rf"8,192 tensor operations .* operations: {says}$"):
+    with pytest.raises(NoHotLoop, match=rf"8,192 operations .* operations: {says}$"):
         hot_pass(flow(lines), 2 * HMMA_FLOPS)
+
+
+def test_a_kernel_without_tensor_cores_is_followed_by_its_multiply_adds() -> None:
+    lines = """
+    .L_x_0:
+        FFMA R4, R8, R9, R4
+        @P2 BRA `(.L_x_1)
+        FFMA2 R6, R8.F32x2.HI_LO, R10.F32x2.HI_LO, R6.F32x2.HI_LO
+        FMUL R4, R4, R5
+    .L_x_1:
+        @P0 BRA `(.L_x_0)
+        EXIT
+    """
+    made = hot_pass(Flow(parse(text(lines)), fma_flops), 64)
+    assert (made.issued, made.flops, made.tiles) == (5, 3 * 64, 3)
+    with pytest.raises(NoHotLoop, match="operations: none"):
+        hot_pass(flow(lines), 64)
 
 
 def test_code_for_diverged_warps_and_spinning_waits_are_left_out() -> None:
@@ -439,6 +456,24 @@ def test_the_loops_keep_to_their_bars_on_an_h100(kernel: str, variant: str, figu
         if (row["gpu"], row["kernel"], row["variant"]) == (H100.name, kernel, variant)
     ]
     assert row[figure] <= most if most > 0 else row[figure] >= -most
+
+
+def test_decode_simt_has_a_row_where_no_other_kernel_decodes_the_latents() -> None:
+    found = {(one.machine.name, one.name) for one in cases() if one.kernel.name == "decode_simt"}
+    assert {(machine.name, "16 heads, e4m3 by token") for machine in MACHINES} < found
+    assert {(A100.name, "128 heads"), (RTX_5090.name, "16 heads")} < found
+    assert not {(A100.name, "16 heads"), (H100.name, "128 heads")} & found
+
+
+def test_decode_simt_computes_a_key_in_every_warp_and_waits_for_the_next() -> None:
+    case = next(one for one in cases() if one.kernel.name == "decode_simt" and one.name == "16 heads")
+    shape = Shape.of(case.config, case.planned()[0])
+    assert (shape.warp_flops, shape.tile_bytes // shape.warps, shape.bytes_in_flight) == (2 * 1088, 2 * 576, 0)
+
+
+def test_a_kernel_of_which_no_cta_fits_computes_nothing() -> None:
+    rows = read_results(COMMITTED)["rows"]
+    assert all((row["bound"] > 0) == (row["ctas_per_sm"] > 0) == (row["binds"] != "no CTA fits") for row in rows)
 
 
 def test_latents_are_bound_by_memory_up_to_32_heads_on_an_h100_and_more_heads_read_them_again() -> None:
