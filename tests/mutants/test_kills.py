@@ -38,6 +38,8 @@ def test_the_page_has_the_counts_of_the_catalogue() -> None:
     page = PAGE.read_text(encoding="utf-8")
     _, _, table = page.partition("| mutants of | killed at 32d988c | in the catalogue |\n")
     found = re.findall(r"^\| ([\w ]+) \| (\d+) \| (\d+) \|$", table.partition("\n\n")[0], re.MULTILINE)
+    rooms = [room for room, _, _ in found]
+    assert sorted(rooms) == sorted(set(rooms)), "a room has one row"
     assert {room: int(now) for room, _, now in found} == {room: len(names) for room, names in NAMES.items()}
     assert all(int(now) >= int(before) for _, before, now in found), "no claim got weaker"
 
