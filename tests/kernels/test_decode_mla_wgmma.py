@@ -119,7 +119,7 @@ MUTANTS = (
         one_cta,
     ),
     KernelMutant(
-        "wgmma reads the queries before it is told of them",
+        "wgmma reads a query's heads before it is told of them",
         "decode_mla_wgmma",
         (("  cp_async_wait<0>();\n  async_proxy_fence();", "  cp_async_wait<0>();"),),
         one_cta,
@@ -163,7 +163,7 @@ MUTANTS = (
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mutant", MUTANTS, ids=str)
-def test_a_mistake_is_noticed(mutant: KernelMutant) -> None:
+def test_the_tests_notice_that(mutant: KernelMutant) -> None:
     from tests.ptxsim.backend import PtxsimBackend
 
     assert_killed(mutant, PtxsimBackend)

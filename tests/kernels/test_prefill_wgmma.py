@@ -287,7 +287,7 @@ MUTANTS = (
         long,
     ),
     KernelMutant(
-        "what was summed is not rescaled to a larger maximum",
+        "a warpgroup does not rescale its sums to a larger maximum",
         "prefill_wgmma",
         (("if (raised) rows.rescale(factor);", ""),),
         long,
@@ -334,7 +334,7 @@ MUTANTS = (
 
 
 @pytest.mark.parametrize("mutant", one_in(8, MUTANTS), ids=str)
-def test_a_mistake_is_noticed(mutant: KernelMutant) -> None:
+def test_the_tests_notice_that(mutant: KernelMutant) -> None:
     from tests.ptxsim.backend import PtxsimBackend
 
     assert_killed(mutant, PtxsimBackend)

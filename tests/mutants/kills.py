@@ -15,14 +15,14 @@ from typing import Any
 
 import pytest
 
-from tests.mutants.rooms import KERNELS, NAMES
+from tests.mutants.rooms import KERNEL_MODULES, KERNELS, NAMES
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "bench" / "results" / "mutants.json"
 PAGE = ROOT / "docs" / "testing.md"
 BEGIN, END = "<!-- kills: python -m tests.mutants -->", "<!-- end of kills -->"
-CATALOGUE = "tests/mutants/test_mutants.py"
-OF_KERNELS = tuple(f"tests/kernels/test_mutants_{name}.py" for name in ("cache", "decode", "parts", "prefill"))
+OF_CATALOGUE = "tests/mutants/test_mutants.py::test_the_suite_notices_that"
+OF_KERNELS = tuple(f"{module.__name__.replace('.', '/')}.py::test_the_tests_notice_that" for module in KERNEL_MODULES)
 ON_INTERPRETER = "ptxsim-"  # in the id of a test of a kernel's mutant: a GPU would be another backend
 NO_RUN = "No run: `bench/results/mutants.json` does not exist."
 
@@ -77,10 +77,9 @@ class Recorder:
 
 def mutant_of(test: str) -> str | None:
     """The mutant in a test's id; None where the test tries none."""
-    file, _, function = test.partition("::")
-    name, bracket, case = function.partition("[")
-    tries = {CATALOGUE: "test_the_suite_notices_that", **dict.fromkeys(OF_KERNELS, "test_the_tests_notice_that")}
-    return case.removesuffix("]").removeprefix(ON_INTERPRETER) if bracket and tries.get(file) == name else None
+    function, bracket, case = test.partition("[")
+    tries = function in (OF_CATALOGUE, *OF_KERNELS)
+    return case.removesuffix("]").removeprefix(ON_INTERPRETER) if bracket and tries else None
 
 
 def files_of(rooms: Iterable[str]) -> list[str]:
@@ -90,7 +89,7 @@ def files_of(rooms: Iterable[str]) -> list[str]:
         if room == KERNELS:
             tests += OF_KERNELS
         else:
-            tests += [f"{CATALOGUE}::test_the_suite_notices_that[{_id(name)}]" for name in NAMES[room]]
+            tests += [f"{OF_CATALOGUE}[{_id(name)}]" for name in NAMES[room]]
     return tests
 
 

@@ -12,9 +12,9 @@ import pytest
 
 from tests.mutants.kills import (
     BEGIN,
-    CATALOGUE,
     END,
     NO_RUN,
+    OF_CATALOGUE,
     OF_KERNELS,
     PAGE,
     RESULTS,
@@ -27,11 +27,9 @@ from tests.mutants.kills import (
     mutant_of,
     written,
 )
-from tests.mutants.rooms import KERNELS, NAMES
+from tests.mutants.rooms import KERNEL_MODULES, KERNELS, NAMES
 
 pytestmark = pytest.mark.checkout
-
-TRIES = f"{CATALOGUE}::test_the_suite_notices_that"
 
 
 def test_the_page_has_the_counts_of_the_catalogue() -> None:
@@ -54,7 +52,7 @@ def test_no_mutant_of_the_last_run_survived() -> None:
 
 
 def report(name: str, when: str = "call", outcome: str = "passed", words: str = "") -> Any:
-    case = f"{TRIES}[{name.replace(' ', '_')}]"
+    case = f"{OF_CATALOGUE}[{name.replace(' ', '_')}]"
     return SimpleNamespace(
         nodeid=case, when=when, passed=outcome == "passed", skipped=outcome == "skipped", longreprtext=words
     )
@@ -73,9 +71,9 @@ def test_a_mutant_is_killed_where_its_test_passed_and_else_says_why_not() -> Non
 
 
 def test_only_tests_that_try_a_mutant_count() -> None:
-    assert mutant_of(f"{TRIES}[a_name[x]]") == "a_name[x]"
-    assert mutant_of(f"{OF_KERNELS[0]}::test_the_tests_notice_that[ptxsim-a_name]") == "a_name"
-    assert mutant_of(f"{CATALOGUE}::test_the_same_tests_pass_where_nothing_is_wrong") is None
+    assert mutant_of(f"{OF_CATALOGUE}[a_name[x]]") == "a_name[x]"
+    assert mutant_of(f"{OF_KERNELS[0]}[ptxsim-a_name]") == mutant_of(f"{OF_KERNELS[-1]}[a_name]") == "a_name"
+    assert mutant_of("tests/mutants/test_mutants.py::test_the_same_tests_pass_where_nothing_is_wrong") is None
     assert mutant_of("tests/kernels/test_matrix.py::test_the_tests_notice_that[a]") is None
 
 
@@ -86,6 +84,12 @@ def test_the_tests_of_the_kernels_mutants_are_known_by_the_ids_that_pytest_gives
     )  # fmt: skip
     found = {mutant_of(line) for line in listed.stdout.splitlines()} - {None}
     assert found >= {name.replace(" ", "_") for name in NAMES[KERNELS]}
+
+
+def test_every_module_with_mutants_of_kernels_is_counted() -> None:
+    folder = ROOT / "tests" / "kernels"
+    found = {path.stem for path in folder.glob("test_*.py") if "\nMUTANTS" in path.read_text(encoding="utf-8")}
+    assert found == {module.__name__.rpartition(".")[2] for module in KERNEL_MODULES}
 
 
 def test_no_two_mutants_of_a_room_have_one_name() -> None:
