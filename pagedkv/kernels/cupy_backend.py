@@ -88,7 +88,7 @@ class CupyBackend:
         found = cupy.cuda.runtime.getDeviceProperties(device)["name"]
         self.device_name: str = found.decode() if isinstance(found, bytes) else str(found)
         self.has_tensor_maps = has_tensor_maps()
-        self._kernels: dict[Variant, Any] = {}
+        self._kernels: dict[Variant, tuple[Any, int]] = {}
         self._lock = threading.Lock()
         self._staging = Staging(cupy)
         self._current_device: Callable[[], int] = cupy.cuda.runtime.getDevice
@@ -114,30 +114,29 @@ class CupyBackend:
         shared_bytes : dynamic shared memory of a CTA.
         stream : a CuPy stream, an object with ``__cuda_stream__``, or a pointer as an int; None: the current stream.
         """
-        if shared_bytes > self.shared_limit:
-            raise InvalidArgument(
-                f"{variant.kernel} asks for {shared_bytes} bytes of shared memory per CTA, and this device has "
-                f"{self.shared_limit}"
-            )
         if grid[1] > _MAX_GRID_YZ or grid[2] > _MAX_GRID_YZ:
             raise InvalidArgument(f"{variant.kernel}: a grid of {grid}, but y and z end at {_MAX_GRID_YZ}")
         if 0 in grid:
             return
         given = None if stream is None else as_stream(stream)
-        kernel = self._kernels.get(variant)
-        if kernel is not None and self._current_device() == self.device:  # no context manager for nearly all launches
+        kernel, room = self._kernels.get(variant) or self._load(variant)
+        if shared_bytes > room:
+            raise InvalidArgument(
+                f"{variant.kernel} asks for {shared_bytes} bytes of shared memory per CTA beside "
+                f"{self.shared_limit - room} of its own, and this device has {self.shared_limit}"
+            )
+        if self._current_device() == self.device:  # no context manager for nearly all launches
             kernel(grid, block, (params.record,), shared_mem=shared_bytes, stream=given)
             return
         with self._current():
-            (kernel or self._load(variant))(grid, block, (params.record,), shared_mem=shared_bytes, stream=given)
+            kernel(grid, block, (params.record,), shared_mem=shared_bytes, stream=given)
 
     def prepare(self, variants: Iterable[Variant], threads: int = 1) -> None:
         """Compile with that many threads, and load, so that later launches only launch."""
         wanted = list(dict.fromkeys(variants))
         self.cache.precompile(wanted, self._architecture, threads=threads)
-        with self._current():
-            for variant in wanted:
-                self._load(variant)
+        for variant in wanted:
+            self._load(variant)
 
     def empty(self, shape: tuple[int, ...], dtype: DTypeLike, *, stream: Any = None) -> Any:
         """A device array with undefined contents, in the order of a stream.
@@ -265,12 +264,13 @@ class CupyBackend:
     def _architecture(self, variant: Variant) -> str:
         return architecture(variant, self.capability, self.cache.nvrtc)
 
-    def _load(self, variant: Variant) -> Any:
+    def _load(self, variant: Variant) -> tuple[Any, int]:
+        """The kernel, and the bytes of dynamic shared memory that a CTA can have beside its own."""
         binary = self.cache.get(variant, self._architecture(variant))
-        with self._lock:
-            kernel = self._kernels.get(variant)
-            if kernel is not None:
-                return kernel
+        with self._lock, self._current():
+            found = self._kernels.get(variant)
+            if found is not None:
+                return found
             with _file_of(binary) as path:
                 kernel = self._cupy.RawModule(path=str(path)).get_function(variant.kernel)
             room = self.shared_limit - kernel.shared_size_bytes
@@ -278,8 +278,8 @@ class CupyBackend:
                 kernel.max_dynamic_shared_size_bytes = room
             # all alike: a multiprocessor drains before it divides its memory anew
             kernel.preferred_shared_memory_carveout = _ALL_SHARED
-            self._kernels[variant] = kernel
-            return kernel
+            self._kernels[variant] = kernel, room
+            return kernel, room
 
     def _current(self) -> contextlib.AbstractContextManager[Any]:
         """This device as the thread's current one."""

@@ -37,7 +37,7 @@ def tiling(config: AttentionConfig, max_q_len: int = MANY, row_tile: int | None 
     -----
     Of 128 rows, each of four warps has 32: half the traffic from shared memory that 16 rows per warp would cause, which
     is what limits mma.sync. Head dims above 128 leave no registers for that. Two CTAs per multiprocessor hide each
-    other's softmax; shared memory stays below the 99 KiB that every device since 8.0 offers a CTA.
+    other's softmax; shared memory, 2 KiB of it static, stays below the 99 KiB that every device since 8.0 offers a CTA.
     """
     widest = max(config.head_dim, config.head_dim_v)
     wide = widest > 128
@@ -45,7 +45,8 @@ def tiling(config: AttentionConfig, max_q_len: int = MANY, row_tile: int | None 
     warp_rows = 32 if row_tile == 128 and not wide else 16
     tile_tokens = 32 if wide or row_tile == 16 else 64
     shaped = config.soft_cap or config.alibi or config.mask
-    if warp_rows == 32 and widest > 96 and shaped:  # else the scores would not stay in registers beside the output
+    crowded = config.scale_mode == "token_head"  # a converted tile lies beside the rings
+    if warp_rows == 32 and widest > 96 and (shaped or crowded):  # shaped scores must stay in registers with the output
         tile_tokens = 48
     q_registers = int(config.head_dim <= 64 or (warp_rows == 16 and config.head_dim <= 128))
     stages = 2

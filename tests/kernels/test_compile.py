@@ -19,6 +19,7 @@ import pytest
 from bench.sass.disassembly import disassemble, disassembler
 from pagedkv.kernels import decode_mma
 from pagedkv.kernels.jit import available_cpus
+from pagedkv.kernels.recorder import Recorder
 from pagedkv.kernels.shipped import FLAGSHIP, shipped
 from pagedkv.kernels.source import kernel_names, translation_unit
 from pagedkv.kernels.toolkits import installed_nvrtcs
@@ -137,6 +138,9 @@ class Farm:
         if budget is not None:
             spills = re.findall(r"(\d+) bytes (stack frame|spill stores|spill loads)", compiled.log)
             found += [f"{number} bytes {what}" for number, what in spills if int(number) > budget]
+        static = sum(int(number) for number in re.findall(r"(\d+) bytes smem", compiled.log))
+        if static + int(macros.get("SHARED_BYTES", "0")) > Recorder(ARCHITECTURES[case.arch]).shared_limit:
+            found.append(f"{static} + {macros['SHARED_BYTES']} bytes of shared memory are more than a CTA may have")
         if self.disassembles and kernel in EXPECTED:
             opcodes = opcodes_of(compiled.code)
             if budget == 0:
@@ -146,6 +150,7 @@ class Farm:
                     f"no {name}" for name in EXPECTED[kernel] if not any(re.fullmatch(name, op) for op in opcodes)
                 ]
         return found
+
 
 def opcodes_of(cubin: bytes) -> set[str]:
     """All opcodes of a cubin."""

@@ -6,7 +6,7 @@ Shapes, types, variants, layouts of prefill, chunks and mixed batches.
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
@@ -294,3 +294,15 @@ def test_what_it_cannot_take_is_named(change: dict[str, Any], capability: tuple[
     config = replace(AttentionConfig(64, 64, 4), **change)
     with pytest.raises(UnsupportedVariant, match=f"prefill_mma: .*{named}"):
         choose(config, capability, "prefill_mma")
+
+
+@pytest.mark.parametrize("soft_cap", [False, True])
+@pytest.mark.parametrize("max_q_len", [1, 16, 4096])
+def test_a_cta_has_the_shared_memory_of_every_device_beside_its_own(max_q_len: int, soft_cap: bool) -> None:
+    kinds = [("bfloat16", "none")]
+    kinds += [(kv, mode) for kv in ("int8", "float8_e4m3") for mode in ("tensor", "token_head")]
+    for dim, (kv, mode) in product(range(16, 257, 16), kinds):
+        config = AttentionConfig(dim, dim, 4, "bfloat16", kv, scale_mode=mode, soft_cap=soft_cap)  # type: ignore[arg-type]
+        tiling = prefill_mma.tiling(config, max_q_len)
+        own = 8 * tiling.row_tile + 1  # the rows' largest scores and sums when parts are merged (finish.cuh)
+        assert tiling.shared_bytes + -(-own // 1024) * 1024 <= 99 << 10, config

@@ -87,6 +87,18 @@ MUTANTS = (
         CARVE_OUT,
     ),
     Mutant(
+        "a CTA of prefill_mma has more shared memory than some devices",
+        "pagedkv/kernels/prefill_mma.py",
+        (("and (shaped or crowded)", "and shaped"),),
+        ("test_a_cta_has_the_shared_memory_of_every_device_beside_its_own",),
+    ),
+    Mutant(
+        "the shared memory that a kernel has itself is not counted",
+        "pagedkv/kernels/cupy_backend.py",
+        (("        if shared_bytes > room:", "        if shared_bytes > self.shared_limit:"),),
+        ("test_more_shared_memory_than_there_is_is_refused_with_both_numbers",),
+    ),
+    Mutant(
         "a kernel asks for half of the shared memory",
         BACKEND,
         (("_ALL_SHARED = 100", "_ALL_SHARED = 50"),),
