@@ -2,7 +2,7 @@
 
 ``run`` of each attention kernel, ``plan`` and ``write_kv`` over 32 layers of a pool (32 sequences, 8 KV heads of 128
 elements, 4 query heads each; for the kernels of latents 576 numbers under 16 and 64 query heads); and ``write`` and
-``attend`` of a step of a KVCache, eager and while the stream is being captured into a graph.
+``attend`` of a step of a KVCache with each kernel, eager and while the stream is being captured into a graph.
 ``bench/launches/stand_in.py`` stands for CuPy: no GPU is needed, and none of its time is here.
 
 Medians of the thread's CPU time, all cases in turn. With ``--before TREE``, a checkout of another version, built in

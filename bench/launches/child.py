@@ -6,12 +6,14 @@ imports only its neighbour.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import gc
 import json
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +22,8 @@ import numpy as np
 import stand_in
 
 LAYERS, SEQS, HEADS, GROUP, DIM, BLOCK, BLOCKS, TABLE = 32, 32, 8, 4, 128, 16, 1024, 256
+PROMPT = 20  # tokens of each sequence
+CACHE_KERNELS = ("decode_mma", "decode_tma", "prefill_mma", "prefill_wgmma")
 LATENT, VALUE = 576, 512  # numbers of a latent (MLA), and those of them that are V
 QO_HEADS = {"decode_mla": 16, "decode_mla_wgmma": 64}  # over latents, by kernel
 WARMUP = 20
@@ -30,7 +34,7 @@ def main() -> None:
     """Measure every case in turns."""
     cupy = stand_in.install(capturing)
     backend = make_backend()
-    calls = {**kernel_calls(cupy, backend), **latent_calls(cupy, backend), **cache_calls(cupy, backend)}
+    calls = {**kernel_calls(cupy, backend), **latent_calls(cupy, backend), **cache_calls(cupy)}
     print(json.dumps(measured(calls, int(sys.argv[1]))))
 
 
@@ -48,6 +52,7 @@ def make_backend() -> Any:
         nvrtc=SimpleNamespace(supports=lambda architecture: True, version=(12, 8)),
     )  # fmt: skip
     backend = CupyBackend(0, cache)  # type: ignore[arg-type]
+    backend.has_tensor_maps = True
     backend._architecture = lambda variant: "sm_90a"  # type: ignore[method-assign]
     return backend
 
@@ -99,21 +104,55 @@ def latent_calls(cupy: Any, backend: Any) -> dict[str, Callable[[int], object]]:
     return calls
 
 
-def cache_calls(cupy: Any, backend: Any) -> dict[str, Callable[[int], object]]:
-    """``write`` and ``attend`` of a step of a KVCache, eager and while the stream is captured."""
+def cache_calls(cupy: Any) -> dict[str, Callable[[int], object]]:
+    """``write`` and ``attend`` of steps of a KVCache, eager and while the stream is captured."""
+    calls: dict[str, Callable[[int], object]] = {}
+    for kernel in CACHE_KERNELS:
+        tokens = 1 if kernel.startswith("decode") else PROMPT
+        backend = make_backend()
+        step = next_step(cupy, backend, tokens)
+        q, out = (cupy.empty((tokens * SEQS, HEADS * GROUP, DIM), np.float16) for _ in "qo")
+        k, v = (cupy.empty((tokens * SEQS, HEADS, DIM), np.float16) for _ in "kv")
+        for layer in range(LAYERS):
+            step.write(layer, k, v)
+        with preferred(kernel):  # as after a trial that it won
+            step.attend(0, q, out=out)
+        launched = {variant.kernel for variant in backend._kernels}
+        assert launched & set(CACHE_KERNELS) == {kernel}, launched
+        for suffix in ("", ", captured") if tokens == 1 else ("",):
+            if kernel == "decode_mma":
+                calls[f"step.write{suffix}"] = functools.partial(step.write, k=k, v=v)
+            calls[f"step.attend {kernel}{suffix}"] = functools.partial(step.attend, q=q, out=out)
+    return calls
+
+
+def next_step(cupy: Any, backend: Any, tokens: int) -> Any:
+    """A step of so many tokens of each sequence: of a prompt, or the one behind it."""
     import pagedkv as pk
 
     spec = pk.KVSpec(LAYERS, HEADS, DIM, "float16", BLOCK)
     cache = pk.KVCache(spec, pk.Blocks(SEQS * 3), device="cuda", backend=backend)
-    seqs = [cache.sequence(range(1000 * n, 1000 * n + 20)) for n in range(SEQS)]
-    step = cache.step(seqs, q_lens=[20] * SEQS).__enter__()
-    q, out = (cupy.empty((20 * SEQS, HEADS * GROUP, DIM), np.float16) for _ in "qo")
-    k, v = (cupy.empty((20 * SEQS, HEADS, DIM), np.float16) for _ in "kv")
-    calls: dict[str, Callable[[int], object]] = {}
-    for suffix in ("", ", captured"):
-        calls[f"step.write{suffix}"] = lambda layer: step.write(layer, k, v)
-        calls[f"step.attend{suffix}"] = lambda layer: step.attend(layer, q, out=out)
-    return calls
+    seqs = [cache.sequence(range(1000 * n, 1000 * n + PROMPT)) for n in range(SEQS)]
+    if tokens == PROMPT:
+        return cache.step(seqs, q_lens=[PROMPT] * SEQS).__enter__()
+    k, v = (cupy.empty((PROMPT * SEQS, HEADS, DIM), np.float16) for _ in "kv")
+    with cache.step(seqs, q_lens=[PROMPT] * SEQS) as step:
+        for layer in range(LAYERS):
+            step.write(layer, k, v)
+    for seq in seqs:
+        seq.append([7])
+    return cache.step(seqs).__enter__()
+
+
+@contextlib.contextmanager
+def preferred(kernel: str) -> Iterator[None]:
+    """Let "auto" take a kernel."""
+    from pagedkv.kernels import select
+
+    kernels = select.KERNELS
+    select.KERNELS = sorted(kernels, key=lambda one: one.name != kernel)
+    yield
+    select.KERNELS = kernels
 
 
 def measured(calls: dict[str, Callable[[int], object]], rounds: int) -> dict[str, float]:

@@ -13,9 +13,11 @@ from pagedkv.kernels.backend import Backend
 from pagedkv.kernels.kv_maps import kv_map
 from pagedkv.kernels.params import Params
 from pagedkv.kernels.recipe import Recipe
+from pagedkv.kernels.tensor_map import TENSOR_MAP_BYTES
 
 LAYER_ARRAYS = ("q", "o", "lse", "kv.k", "kv.v", "kv.k_scale", "kv.v_scale")  # of AttentionParams
 _K, _V = LAYER_ARRAYS.index("kv.k"), LAYER_ARRAYS.index("kv.v")
+_MAP_WORDS = slice(0, 2 * TENSOR_MAP_BYTES // 8)
 MAX_MAPS = 4096  # layers of which a launch keeps the tensor maps
 
 Finish = Callable[[Params, int, Any], None]
@@ -63,10 +65,9 @@ class LayerLaunch:
         params = filled.params
         params.arrays = (*arrays, *self._fixed)
         if self._box_tokens:
-            maps = self._maps_of(
-                arrays[_K], arrays[_V], filled.words[recipe.places[_K]], filled.words[recipe.places[_V]]
-            )
-            filled.words[: len(maps)] = maps
+            words, places = filled.words, recipe.places
+            at = words[places[_K]], words[places[_V]]
+            words[_MAP_WORDS] = self._maps.get(at) or self._new_maps(arrays[_K], arrays[_V], at)
         self._backend.launch(
             recipe.variant, recipe.grid, recipe.block, params, shared_bytes=recipe.shared_bytes, stream=stream
         )
@@ -75,12 +76,10 @@ class LayerLaunch:
             self._finish(attention, self._num_seqs, stream)
         recipe.give_back(filled)
 
-    def _maps_of(self, k: Any, v: Any, k_address: int, v_address: int) -> memoryview:
+    def _new_maps(self, k: Any, v: Any, at: tuple[int, int]) -> memoryview:
         """Both tensor maps as words; they depend on nothing but the form and the addresses."""
-        found = self._maps.get((k_address, v_address))
-        if found is None:
-            if len(self._maps) >= MAX_MAPS:
-                self._maps.clear()
-            both = b"".join(kv_map(self._backend, array, self._box_tokens).tobytes() for array in (k, v))
-            found = self._maps[k_address, v_address] = memoryview(both).cast("Q")
+        if len(self._maps) >= MAX_MAPS:
+            self._maps.clear()
+        both = b"".join(kv_map(self._backend, array, self._box_tokens).tobytes() for array in (k, v))
+        found = self._maps[at] = memoryview(both).cast("Q")
         return found

@@ -109,9 +109,12 @@ class Recipe:
         if given is None:
             pairs = zip(self.places, arrays, strict=True)
             given = self._given = tuple((word, index) for index, (word, array) in enumerate(pairs) if array is not None)
-        for word, index in given:
-            array = arrays[index]
-            words[word] = address(array) if isinstance(array, np.ndarray) else array.data.ptr
+        if isinstance(arrays[given[0][1]], np.ndarray):  # all are on the host, or none is
+            for word, index in given:
+                words[word] = address(arrays[index])
+        else:
+            for word, index in given:
+                words[word] = arrays[index].data.ptr
         return filled
 
     def give_back(self, filled: Filled) -> None:

@@ -96,7 +96,7 @@ MUTANTS = (
     Mutant(
         "all layers have the tensor maps of the first",
         "pagedkv/kernels/layer_launch.py",
-        (("self._maps.get((k_address, v_address))", "next(iter(self._maps.values()), None)"),),
+        (("self._maps.get(at)", "next(iter(self._maps.values()), None)"),),
         ("test_layers_of_one_form_are_worked_out_once_and_get_their_own_addresses",),
     ),
     Mutant(
