@@ -35,7 +35,7 @@ from pagedkv.kernels.trial import (
     results,
 )
 from pagedkv.kernels.tuning import REFERENCE, Verdict, Verdicts
-from pagedkv.observe.callbacks import Log
+from pagedkv.observe.callbacks import Log, came_from_signal
 
 log = Log(logging.getLogger("pagedkv.kernels"))
 MOST_ROWS = 128  # of a CTA
@@ -49,6 +49,7 @@ PASSING = {2, 46, 304, *range(900, 909)}  # CUDA: no memory, a busy device, the 
 _lock = threading.RLock()  # trials use the device alone
 _verdicts: dict[tuple[str, ...], Verdicts] = {}
 _put_off: dict[tuple[Verdicts, str], float] = {}  # when trials that could not be made are begun again
+_settled_at = 0.0  # when the last of them was made
 
 
 def is_on(backend: Any) -> bool:
@@ -108,7 +109,7 @@ def best(
     verdicts, name = verdicts_of(backend), text_of(config, max_q_len, candidates)
     final = verdicts.final(name)
     if final is not None:
-        _put_off.pop((verdicts, name), None)
+        _settle(verdicts, name)
         return final.kernel
     taken = verdicts.get(name) or Verdict(REFERENCE)
     with _lock:
@@ -120,14 +121,14 @@ def best(
             try:
                 final = _tried(backend, config, max_q_len, candidates, make, taken)
             except Exception as error:
-                if not _passes(error):
+                if came_from_signal(error) or not _passes(error):
                     raise
                 tell = log.warning if again_at is None else log.info
                 tell("kernels cannot be tried now for %s (%s): %s is taken for a while", name, error, taken.kernel)
                 _put_off[verdicts, name] = time.monotonic() + REST_S
                 return taken.kernel
-            _put_off.pop((verdicts, name), None)
             verdicts.put(name, final)
+            _settle(verdicts, name)
             _warn_of_wrong(backend, final, taken)
             if final.late:
                 log.warning("not tried for %s: %s; the next process does it", name, ", ".join(final.late))
@@ -135,11 +136,20 @@ def best(
 
 
 def is_due(asked_at: float) -> bool:
-    """Whether a trial that was put off, as for want of memory, has become possible.
+    """Whether a trial that was put off, as for want of memory, has become possible or was made.
 
     Only since `asked_at`, a moment of the monotonic clock: a trial that no call asks for is news once.
     """
+    if asked_at < _settled_at:
+        return True
     return bool(_put_off) and any(asked_at < at <= time.monotonic() for at in tuple(_put_off.values()))
+
+
+def _settle(verdicts: Verdicts, name: str) -> None:
+    """Note that there is a verdict now, which all attentions of that config wait for."""
+    global _settled_at
+    if _put_off.pop((verdicts, name), None) is not None:
+        _settled_at = time.monotonic()
 
 
 def text_of(config: AttentionConfig, max_q_len: int, candidates: Sequence[str]) -> str:
@@ -179,7 +189,7 @@ def _tried(
                 if not why:
                     us[kernel] = microseconds(backend, config, make(kernel), max_q_len, budget, 1 / (len(new) - number))
         except Exception as error:  # of the compiler, CuPy or the driver: a kernel that does not run is not taken
-            if _passes(error):
+            if came_from_signal(error) or _passes(error):
                 raise
             why = f"{type(error).__name__}: {error}"
             is_lost = _is_lost(backend)
@@ -203,7 +213,8 @@ def _watched(kernel: str) -> Iterator[None]:
     )
     timer = threading.Timer(HANGS_S, log.warning, (told,))
     timer.daemon = True
-    timer.start()
+    with contextlib.suppress(RuntimeError):  # no thread can be had: then nothing is told
+        timer.start()
     try:
         yield
     finally:
@@ -221,9 +232,10 @@ def _expected(
         It does not run, and so nothing is known of the others.
     """
     try:
-        return results(backend, config, make(REFERENCE), max_q_len, budget, [ALL_CTAS])[0]
+        with _watched(REFERENCE):
+            return results(backend, config, make(REFERENCE), max_q_len, budget, [ALL_CTAS])[0]
     except Exception as error:
-        if _passes(error) or isinstance(error, PagedKVError):
+        if came_from_signal(error) or _passes(error) or isinstance(error, PagedKVError):
             raise
         raise KernelsUnavailable(
             f"{REFERENCE}, beside which kernels are checked, does not run on {backend.device_name} (driver for CUDA "
@@ -243,7 +255,9 @@ def _is_lost(backend: TimedBackend) -> bool:
     """Whether a kernel has broken the device for this process, so that every later one fails."""
     try:
         backend.synchronize()
-    except Exception:  # whatever the driver says now
+    except Exception as error:  # whatever the driver says now
+        if came_from_signal(error):
+            raise
         return True
     return False
 

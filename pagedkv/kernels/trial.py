@@ -214,7 +214,8 @@ def small_problem(backend: Backend, config: AttentionConfig, seq_lens: Sequence[
     scales = {}
     if config.scale_mode != "none":
         form = {"tensor": (1,), "head": (heads,), "token_head": rows}[config.scale_mode]
-        k_scale, v_scale = (backend.asarray(rng.uniform(0.01, 0.02, form).astype(np.float32)) for _ in range(2))
+        low, high = (0.01, 0.02) if config.kv_dtype == "int8" else (0.5, 1.0)  # so that values are about 1 in size
+        k_scale, v_scale = (backend.asarray(rng.uniform(low, high, form).astype(np.float32)) for _ in range(2))
         scales = {"k_scale": k_scale, "v_scale": k_scale if config.v_in_k else v_scale}
     masks = {}
     if config.mask:
@@ -289,7 +290,8 @@ def _kv(config: AttentionConfig, rows: tuple[int, ...], make: Callable[[tuple[in
 
 
 def _options(backend: Backend, config: AttentionConfig, qo_heads: int, rng: np.random.Generator) -> Options:
-    slopes, sinks = (rng.uniform(0.01, 1, qo_heads).astype(np.float32) for _ in range(2))
+    most_sink = math.log(2 * SEQ_LENS[-1])  # which weighs as much as all keys of a long sequence
+    slopes, sinks = (rng.uniform(0.01, most, qo_heads).astype(np.float32) for most in (1, most_sink))
     return Options(
         1 / math.sqrt(config.head_dim),
         window=29 if config.window else 0,

@@ -1,12 +1,13 @@
 """Verdicts on kernels of one device: kept in a file, beside the compiled kernels.
 
-A file is ``tuning-DIGEST.json``, of a device's name. It says for which driver, compiler and sources it holds; one of
-others, or with a verdict that no trial comes to, is not believed, and made again. It appears by renaming, so processes
-may share the folder; the last to write a config's verdict is believed.
+A file is ``tuning-DIGEST.json``, of a device's name, a driver and a compiler. It says for which of them and for which
+sources it holds; one of others, or with a verdict that no trial comes to, is not believed, and made again. It appears
+by renaming, so processes may share the folder; the last to write a config's verdict is believed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -16,6 +17,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pagedkv._version import __version__
 from pagedkv.kernels.jit import write_whole
 from pagedkv.kernels.source import kernel_names, source_hash
 from pagedkv.observe.callbacks import Log
@@ -53,10 +55,11 @@ class Verdicts:
     """
 
     def __init__(self, folder: Path | None, device: str, driver: str, compiler: str) -> None:
-        digest = hashlib.blake2b(device.encode(), digest_size=8).hexdigest()
+        digest = hashlib.blake2b("\n".join((device, driver, compiler)).encode(), digest_size=8).hexdigest()
         self.path = None if folder is None else folder / f"tuning-{digest}.json"
         self._about = {
-            "version": VERSION, "device": device, "driver": driver, "compiler": compiler, "sources": sources_digest(),
+            "version": VERSION, "pagedkv": __version__, "device": device, "driver": driver, "compiler": compiler,
+            "sources": sources_digest(),
         }  # fmt: skip
         self._lock = threading.Lock()
         self._warned = False
@@ -117,7 +120,7 @@ class Verdicts:
             return {}
         try:
             found: Any = json.loads(self.path.read_bytes())
-            other = [name for name, value in self._about.items() if found[name] != value]
+            other = [name for name, value in self._about.items() if found.get(name) != value]
             if not other:
                 return {name: _verdict(name, one) for name, one in found["verdicts"].items()}
             trouble = f"are of another {', '.join(other)}"
@@ -135,7 +138,8 @@ def sources_digest() -> str:
     """32 hex digits over the sources of all kernels and the Python of their tilings."""
     digest = hashlib.blake2b("".join(map(source_hash, kernel_names())).encode(), digest_size=16)
     for module in sorted(Path(__file__).parent.glob("*.py")):
-        digest.update(hashlib.blake2b(module.read_bytes()).digest())
+        with contextlib.suppress(OSError):  # an editor's lock, say, which is a link to nothing
+            digest.update(hashlib.blake2b(module.read_bytes()).digest())
     return digest.hexdigest()
 
 

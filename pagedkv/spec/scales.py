@@ -72,7 +72,7 @@ class Scales:
         if not isinstance(per, str) or per not in PER:
             raise InvalidArgument(f"per must be 'tensor' or 'head', got {per!r}")
         found = []
-        latents = v is None or getattr(v, "shape", ())[-1:] == (0,)
+        latents = v is None or getattr(v, "shape", ()) == (*getattr(k, "shape", ())[:-1], 0)
         for side, given in (("k", k),) if latents else (("k", k), ("v", v)):
             largest = np.abs(_samples(side, given)).max(axis=(1, 3) if per == "head" else (1, 2, 3))
             if not np.isfinite(largest).all():

@@ -106,6 +106,9 @@ def test_latents_have_scales_of_k_alone() -> None:
     samples = np.random.default_rng(0).standard_normal((2, 5, 1, 8))
     measured = pk.Scales.measured(samples, None, "int8")
     assert measured == pk.Scales.measured(samples, samples[..., :0], "int8") == pk.Scales(measured.k)
+    for none in (np.array([]), samples[:1, :, :, :0]):
+        with pytest.raises((InvalidArgument, LayoutMismatch)):
+            pk.Scales.measured(samples, none, "int8")
     spec = pk.KVSpec.of([pk.Latent(6, 2)] * 2, dtype="int8", scales=measured)
     assert (spec.scales, spec.scale_mode) == (measured, "tensor")
     for alone in (pk.Scales(2), copy.deepcopy(pk.Scales(2)), pickle.loads(pickle.dumps(pk.Scales(2)))):
