@@ -655,7 +655,7 @@ def test_a_verdict_is_of_one_compiler_and_of_what_chooses_tilings(
     for module in Path(tuning.__file__).parent.glob("*.py"):
         (copy / module.name).write_bytes(module.read_bytes())
     monkeypatch.setattr(tuning, "__file__", str(copy / "tuning.py"))
-    (copy / ".#autotune.py").symlink_to("nobody@nowhere")  # an editor's lock
+    (copy / ".#autotune.py").symlink_to("user@machine")  # an editor's lock
     assert tuning.sources_digest() == before
     with (copy / "decode_tma.py").open("a") as file:
         file.write("MAX_STAGES = 3\n")

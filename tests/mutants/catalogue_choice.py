@@ -48,7 +48,12 @@ MUTANTS = (
     Mutant(
         "a kernel without memory for its trial counts as wrong",
         AUTOTUNE,
-        (("            if _passes(error):\n                raise\n            why", "            why"),),
+        (
+            (
+                "if came_from_signal(error) or _passes(error):\n                raise\n            why",
+                "if came_from_signal(error):\n                raise\n            why",
+            ),
+        ),
         ("test_a_trial_that_fails_for_want_of_something_is_put_off",),
     ),
     Mutant(
@@ -72,7 +77,7 @@ MUTANTS = (
     Mutant(
         "a trial is due that another process has made",
         AUTOTUNE,
-        (("        _put_off.pop((verdicts, name), None)\n        return", "        return"),),
+        (("        _settle(verdicts, name)\n        return", "        return"),),
         ("test_a_trial_that_another_process_made_is_not_due",),
     ),
     Mutant(
@@ -144,7 +149,7 @@ MUTANTS = (
     Mutant(
         "an error of the driver ends the constructor",
         AUTOTUNE,
-        (("if _passes(error) or isinstance(error, PagedKVError):", "if True:"),),
+        (("if came_from_signal(error) or _passes(error) or isinstance(error, PagedKVError):", "if True:"),),
         ("test_a_device_on_which_decode_simt_fails_is_named",),
     ),
     Mutant(
