@@ -16,8 +16,19 @@ import pytest
 from pagedkv.cli import main
 from tests.test_import_arrows import PACKAGE, called_name, literal, module_of, room_of
 
-SPEAKS = {"lab.traces",
-    *("cli", "kernels", "lab.replay", "lab.show", "lab.simulate", "lab.sizing", "tools.doctor", "tools.store"),
+SPEAKS = {
+    "lab.traces",
+    *(
+        "cli",
+        "kernels",
+        "lab.replay",
+        "lab.show",
+        "lab.simulate",
+        "lab.sizing",
+        "tools.choice",
+        "tools.doctor",
+        "tools.store",
+    ),
 }  # rooms with a command's output
 
 LEFT_OUT = """

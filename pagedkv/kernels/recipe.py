@@ -109,12 +109,9 @@ class Recipe:
         if given is None:
             pairs = zip(self.places, arrays, strict=True)
             given = self._given = tuple((word, index) for index, (word, array) in enumerate(pairs) if array is not None)
-        if isinstance(arrays[given[0][1]], np.ndarray):  # all are on the host, or none is
-            for word, index in given:
-                words[word] = address(arrays[index])
-        else:
-            for word, index in given:
-                words[word] = arrays[index].data.ptr
+        for word, index in given:
+            array = arrays[index]  # page-locked memory of the host may stand beside the device's
+            words[word] = address(array) if isinstance(array, np.ndarray) else array.data.ptr
         return filled
 
     def give_back(self, filled: Filled) -> None:

@@ -218,7 +218,7 @@ def test_the_backend_orders_by_its_own_devices_streams(monkeypatch: pytest.Monke
     fake.cuda.runtime.eventRecord = lambda event, stream: waits.append((stream, event, fake.current))
     fake.cuda.runtime.streamWaitEvent = lambda stream, event: waits.append((stream, event, fake.current))
     fake.cuda.get_current_stream = lambda: SimpleNamespace(ptr=100 + fake.current)
-    cache: Any = SimpleNamespace(get=None)
+    cache: Any = SimpleNamespace(get=None, nvrtc=SimpleNamespace(version=(12, 9)))
     turns = CupyBackend(1, cache).in_turn()
     turns.take(None, waits.append, "on the current one")
     turns.take(101, waits.append, "on the same")
