@@ -168,8 +168,8 @@ class GpuKV:
             indptr = self.device_copy("gather_indptr", np.array([0, stop - start], np.int32), stream)
             first = self.device_copy("gather_first", np.array([start], np.int32), stream)
             k, v = (in_token_order(as_kernels_take(array), layout) for array in out)
-            for place, cache in zip(places, self._layers, strict=True):
-                outputs = with_v((k[place], v[place]))
+            for index, cache in zip(places, self._layers, strict=True):
+                outputs = with_v((k[index], v[index]))
                 gather_kv(cache, tables, indptr, *outputs, first_positions=first, stream=stream)
 
     @contextmanager
