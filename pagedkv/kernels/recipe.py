@@ -23,12 +23,15 @@ MAX_RECIPES = 4096  # per kernel; then the table is emptied
 
 
 def signature(array: Any) -> Hashable:
-    """All that checks and launches depend on, but the address and the values; None for None."""
+    """All that checks and launches depend on, but the address and the values; None for None.
+
+    The last is the device, or on the host a negative number, by whether the array may be written.
+    """
     if array is None:
         return None
     try:
         if isinstance(array, np.ndarray):
-            return array.shape, array.strides, array.dtype, address(array) & 15, array.flags.writeable
+            return array.shape, array.strides, array.dtype, address(array) & 15, -1 - array.flags.writeable
         data = array.data
         return array.shape, array.strides, array.dtype, data.ptr & 15, data.device_id
     except AttributeError:  # no array: the checks say so
@@ -94,12 +97,13 @@ class Recipe:
         self._image, self._struct = record.tobytes(), record.dtype
         self.places = tuple(field_offset(record.dtype, name) // 8 for name in names)
         self._spare: list[Filled] = []
-        self._given: tuple[tuple[int, int], ...] | None = None  # place and index of each array that is not None
+        # place and index of each array that is not None: of those on the device, and of those on the host
+        self._given: tuple[list[tuple[int, int]], list[tuple[int, int]]] | None = None
 
     def take(self, arrays: Sequence[Any]) -> Filled:
         """A struct with the addresses of these arrays, one per name.
 
-        An array is None in all launches or in none.
+        An array is None in all launches or in none, and on the host in all or in none.
         """
         try:
             filled = self._spare.pop()
@@ -107,11 +111,16 @@ class Recipe:
             filled = Filled(self._image, self._struct)
         words, given = filled.words, self._given
         if given is None:
-            pairs = zip(self.places, arrays, strict=True)
-            given = self._given = tuple((word, index) for index, (word, array) in enumerate(pairs) if array is not None)
-        for word, index in given:
-            array = arrays[index]  # page-locked memory of the host may stand beside the device's
-            words[word] = address(array) if isinstance(array, np.ndarray) else array.data.ptr
+            sides: tuple[list[tuple[int, int]], list[tuple[int, int]]] = ([], [])
+            for index, (word, array) in enumerate(zip(self.places, arrays, strict=True)):
+                if array is not None:
+                    sides[isinstance(array, np.ndarray)].append((word, index))
+            given = self._given = sides
+        device, host = given
+        for word, index in device:
+            words[word] = arrays[index].data.ptr
+        for word, index in host:
+            words[word] = address(arrays[index])
         return filled
 
     def give_back(self, filled: Filled) -> None:

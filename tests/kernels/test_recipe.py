@@ -20,6 +20,15 @@ def on_gpu(device: int = 0, ptr: int = 512, **other: Any) -> Any:
     return SimpleNamespace(**{**form, **other}, data=SimpleNamespace(ptr=ptr, device_id=device))
 
 
+@pytest.mark.parametrize("writeable", [True, False])
+def test_an_array_on_the_host_has_the_signature_of_no_device(writeable: bool) -> None:
+    here = np.zeros((4, 8), np.float16)
+    here.flags.writeable = writeable
+    ptr = 512 + (here.ctypes.data & 15)
+    assert signature(here)[:4] == signature(on_gpu(ptr=ptr))[:4]  # type: ignore[index]
+    assert all(signature(here) != signature(on_gpu(device, ptr=ptr)) for device in range(8))
+
+
 @pytest.mark.parametrize(
     "other",
     [

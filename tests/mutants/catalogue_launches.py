@@ -94,6 +94,12 @@ MUTANTS = (
          "test_another_form_that_does_not_fit_is_refused_as_the_first_time"),
     ),
     Mutant(
+        "an array on the host passes for one on the second GPU",
+        "pagedkv/kernels/recipe.py",
+        (("-1 - array.flags.writeable", "array.flags.writeable"),),
+        ("test_an_array_on_the_host_has_the_signature_of_no_device",),
+    ),
+    Mutant(
         "all layers have the tensor maps of the first",
         "pagedkv/kernels/layer_launch.py",
         (("self._maps.get(at)", "next(iter(self._maps.values()), None)"),),
