@@ -95,7 +95,7 @@ def test_the_committed_launches_keep_to_the_bars_but_for_the_misses_that_the_pag
     missed = {row["call"]: row["now_us"] / row["bar_us"] for row in rows if row["now_us"] > row["bar_us"]}
     by_little = {f"step.attend {kernel}" for kernel in ("decode_tma", "prefill_wgmma")}
     assert captured <= missed.keys() <= captured | by_little
-    assert all(missed[call] < 1.02 for call in missed.keys() & by_little)
+    assert all(missed[call] < 1.05 for call in missed.keys() & by_little)
 
 
 def test_a_kernel_that_the_version_before_lacks_has_no_figure_of_it(

@@ -16,8 +16,8 @@ MUTANTS = (
     Mutant(
         "arrays with other strides have the same signature",
         RECIPE,
-        (("return array.shape, array.strides, array.dtype, address(array) & 15, array.flags.writeable",
-          "return array.shape, array.dtype, address(array) & 15, array.flags.writeable"),),
+        (("return array.shape, array.strides, array.dtype, address(array) & 15, -1 - array.flags.writeable",
+          "return array.shape, array.dtype, address(array) & 15, -1 - array.flags.writeable"),),
         ("test_another_form_that_fits_is_worked_out_anew", "test_another_array_on_the_host_has_another_signature"),
     ),
     Mutant(
