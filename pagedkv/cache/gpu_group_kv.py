@@ -37,7 +37,7 @@ class GpuGroupKV(GroupKV):
         arena: Any,
         backend: Backend,
         on_work: Callable[[Any], object],
-        before_work: Callable[[Any], None],
+        before_work: Callable[[Any], Any],
     ) -> None:
         self.backend, self._on_work, self._before_work = backend, on_work, before_work
         self._lock = new_lock()

@@ -55,7 +55,8 @@ class GpuKV:
     arena : uint8 [num_blocks, block_bytes] on the backend's device.
     backend : launches the kernels.
     on_work : called with the stream after kernels were launched on it, so that moves can wait for them.
-    before_work : called with the stream before that: work launched on other streams comes first.
+    before_work : called with the stream before that: work launched on other streams comes first. Returns the stream, or
+        for None the current one.
     row_bytes : of the arena's rows, where unused bytes follow each block.
     lock : one for all that share `before_work` and `on_work`; default one of its own.
     """
@@ -69,7 +70,7 @@ class GpuKV:
         arena: Any,
         backend: Backend,
         on_work: Callable[[Any], object],
-        before_work: Callable[[Any], None] = lambda stream: None,
+        before_work: Callable[[Any], Any] = lambda stream: stream,
         row_bytes: int | None = None,
         lock: Any = None,
     ) -> None:
@@ -122,12 +123,12 @@ class GpuKV:
 
     def copy_blocks(self, pairs: NDArray[np.int32], stream: Any = None) -> None:
         """Copy whole blocks, (source, destination) int32 [n, 2]; no block is both."""
-        with self.working(stream):
+        with self.working(stream) as stream:
             copy_blocks(self.backend, self._arena, self.device_copy("pairs", pairs, stream), stream=stream)
 
     def zero_blocks(self, blocks: NDArray[np.int32], stream: Any = None) -> None:
         """Fill whole blocks with zeros, int32 [n]."""
-        with self.working(stream):
+        with self.working(stream) as stream:
             fill_blocks(self.backend, self._arena, self.device_copy("zeroed", blocks, stream), stream=stream)
 
     def gather(
@@ -163,7 +164,7 @@ class GpuKV:
         stream: Any = None,
     ) -> None:
         """As :meth:`gather`, into arrays of more layers: each goes to its place of `places`."""
-        with self.working(stream):
+        with self.working(stream) as stream:
             tables = self.device_copy("gather_tables", blocks[None], stream)
             indptr = self.device_copy("gather_indptr", np.array([0, stop - start], np.int32), stream)
             first = self.device_copy("gather_first", np.array([start], np.int32), stream)
@@ -173,17 +174,17 @@ class GpuKV:
                 gather_kv(cache, tables, indptr, *outputs, first_positions=first, stream=stream)
 
     @contextmanager
-    def working(self, stream: Any) -> Iterator[None]:
-        """Order the launches within after those before; moves wait for them.
+    def working(self, stream: Any) -> Iterator[Any]:
+        """Order the launches within, on the stream that this yields, after those before; moves wait for them.
 
         A step's calls do the same without this generator, which costs the host half a microsecond.
         """
         if self.is_mine():
             raise nested()
         with self.lock:
-            self.before_work(stream)
+            stream = self.before_work(stream)
             try:
-                yield
+                yield stream
             finally:
                 self.on_work(stream)
 
@@ -278,7 +279,7 @@ class GpuStepKV:
         if kv.is_mine():
             raise nested()
         with kv.lock:
-            kv.before_work(stream)
+            stream = kv.before_work(stream)
             try:
                 arrays = self._upload(stream)
                 write_kv(kv.cache(layer), arrays["slot_mapping"], *with_v((k, v)), stream=stream)
@@ -302,7 +303,7 @@ class GpuStepKV:
         if kv.is_mine():
             raise nested()
         with kv.lock:
-            kv.before_work(stream)
+            stream = kv.before_work(stream)
             try:
                 attention = self._planned_for(q, mask, mask_indptr, variant, stream)
                 lse = kv.backend.empty(q.shape[:2], np.float32, stream=stream) if return_lse else None

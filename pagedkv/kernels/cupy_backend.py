@@ -290,7 +290,7 @@ class CupyBackend:
 
     def _allocating_for(self, stream: Any) -> contextlib.AbstractContextManager[Any]:
         """CuPy's allocations are for this stream; None: for the current one, as they are."""
-        if stream is None:
+        if stream is None or stream.ptr == self._current_stream().ptr:
             return contextlib.nullcontext()
         if not hasattr(stream, "__enter__"):  # not CuPy's own
             make = getattr(getattr(self._cupy.cuda, "Stream", None), "from_external", None)  # since CuPy 14

@@ -141,31 +141,35 @@ class DeviceTier(ArenaTier):
             event.record(stream)
         return True
 
-    def before_use(self, stream: Any = None) -> None:
+    def before_use(self, stream: Any = None) -> Any:
         """Make kernels launched next on a stream wait for earlier ones on another stream.
 
         Parameters
         ----------
         stream : as in :meth:`used_by`.
-        """
-        if self._last is None:
-            return
-        if self._current_device() == self.gpu:
-            self._await_use(stream)
-        else:
-            with self._cupy.cuda.Device(self.gpu):
-                self._await_use(stream)
 
-    def _await_use(self, stream: Any) -> None:
+        Returns
+        -------
+        That stream, for the launches and :meth:`launched_on`: nobody need ask again which one is the current one.
+        """
+        if self.gpu is None:
+            return stream
+        if self._current_device() == self.gpu:
+            return self._await_use(stream)
+        with self._cupy.cuda.Device(self.gpu):
+            return self._await_use(stream)
+
+    def _await_use(self, stream: Any) -> Any:
         """As :meth:`before_use`, with the tier's GPU as the current one."""
         stream = self._current_stream() if stream is None else _as_stream(self._cupy, stream)
         pointer, last = stream.ptr, self._last
         if last is None or pointer == last:
-            return
+            return stream
         with self._using:
             event = self._used.get(last)
             if event is not None and (pointer in NULL_STREAMS or not self._is_captured(pointer)):
                 stream.wait_event(event)
+        return stream
 
     def close(self) -> None:
         """Let go of the arena once no kernel uses it: CuPy may hand its memory out again at once."""

@@ -14,6 +14,7 @@ from pagedkv.errors import InvalidArgument, KernelsUnavailable
 from pagedkv.kernels.nvrtc import default_nvrtc
 from pagedkv.kernels.select import KERNELS
 from pagedkv.reference import paged_attention
+from pagedkv.tiers.device import DeviceTier
 from tests.attention.noting import Noting
 
 SIDE = 7  # a stream that is not the current one
@@ -151,3 +152,28 @@ def test_a_steps_first_attention_within_a_capture_is_refused_and_works_later(bac
         backend.begin_capture()
         step.attend(0, ones)
         assert len(backend.end_capture()) == 1, "the plan is of the step"
+
+
+def test_each_call_of_a_step_launches_on_the_one_stream_that_the_tier_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is waited for, launched on and noted for moves is one stream."""
+    asked: list[Any] = []
+    monkeypatch.setattr(DeviceTier, "before_use", lambda self, stream: asked.append(stream) or stream or SIDE)
+    noted: list[Any] = []
+    monkeypatch.setattr(DeviceTier, "launched_on", lambda self, stream: noted.append(stream))
+    backend = Noting()
+    spec = pk.KVSpec(num_layers=1, num_kv_heads=1, head_dim=64, dtype="float16", block_size=SIZE, model="toy")
+    ones = np.ones((20, 1, 64), np.float16)
+    with (
+        pk.KVCache(spec, pk.Blocks(8), backend=backend) as cache,
+        cache.sequence(range(20)) as seq,
+    ):
+        with cache.step([seq]) as step:
+            for stream in (None, 9):
+                step.write(0, ones, ones, stream=stream)
+                step.attend(0, ones, stream=stream)
+        seq.gather()
+    streams = [launch.stream for launch in backend.launches]
+    assert asked == [None, None, 9, 9, None]
+    assert noted == [SIDE, SIDE, 9, 9, SIDE]
+    assert set(streams) == {SIDE, 9}
+    assert streams == [*sorted(streams[:-1]), SIDE]

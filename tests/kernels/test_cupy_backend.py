@@ -210,7 +210,8 @@ def test_an_empty_array_is_allocated_for_the_stream_that_uses_it(backend: CupyBa
     backend.empty((3,), np.int32)
     backend.empty((3,), np.int32, stream=0)
     backend.empty((3,), ml_dtypes.bfloat16, stream=SimpleNamespace(ptr=9))
-    assert cupy.allocated_for == [77, 0, 9]
+    backend.empty((3,), np.int32, stream=77)
+    assert cupy.allocated_for == [77, 0, 9, 77]
 
 
 def test_results_are_read_after_all_streams_are_done(backend: CupyBackend, cupy: FakeCupy) -> None:

@@ -7,6 +7,7 @@ from tests.mutants.mutant import Mutant
 RECIPE, ATTENTION = "pagedkv/kernels/recipe.py", "pagedkv/attention/paged_attention.py"
 CHECKS = "pagedkv/attention/layer_checks.py"
 GPU_KV = "pagedkv/cache/gpu_kv.py"
+IN_ORDER = "            stream = kv.before_work(stream)\n            try:\n                "
 HOLES = "test_blocks_that_no_window_reaches_need_not_be_there_but_all_others_must"
 IN_TURN, CAPTURES = "pagedkv/kernels/in_turn.py", "pagedkv/kernels/captures.py"
 COPY = "pagedkv/tiers/cuda_copy.py"
@@ -148,32 +149,34 @@ MUTANTS = (
         ("test_a_steps_first_attention_within_a_capture_is_refused_and_works_later",),
     ),
     Mutant(
+        "an attention on a GPU asks for the current stream again",
+        "pagedkv/cache/gpu_kv.py",
+        ((IN_ORDER + "attention", IN_ORDER.replace("stream = ", "") + "attention"),),
+        ("test_each_call_of_a_step_launches_on_the_one_stream_that_the_tier_names",),
+    ),
+    Mutant(
         "a write on a GPU leaves other threads in between its upload and its launch",
         "pagedkv/cache/gpu_kv.py",
-        (("        with kv.lock:\n            kv.before_work(stream)\n            try:\n                arrays",
-          "        if True:\n            kv.before_work(stream)\n            try:\n                arrays"),),
+        (("        with kv.lock:\n" + IN_ORDER + "arrays", "        if True:\n" + IN_ORDER + "arrays"),),
         ("test_no_other_call_comes_between_an_upload_and_its_launch",),
     ),
     Mutant(
         "an attention on a GPU leaves other threads in between its upload and its launch",
         "pagedkv/cache/gpu_kv.py",
-        (("        with kv.lock:\n            kv.before_work(stream)\n            try:\n                attention",
-          "        if True:\n            kv.before_work(stream)\n            try:\n                attention"),),
+        (("        with kv.lock:\n" + IN_ORDER + "attention", "        if True:\n" + IN_ORDER + "attention"),),
         ("test_no_other_call_comes_between_an_upload_and_its_launch",),
     ),
     Mutant(
         "a gather on a GPU leaves other threads in between its upload and its launch",
         "pagedkv/cache/gpu_kv.py",
-        (("        with self.lock:\n            self.before_work", "        if True:\n            self.before_work"),),
+        (("        with self.lock:\n            stream = self.", "        if True:\n            stream = self."),),
         ("test_no_other_call_comes_between_an_upload_and_its_launch",),
     ),
     Mutant(
         "a write on a GPU within a call of the same thread takes its buffers",
         GPU_KV,
-        (("            raise nested()\n        with kv.lock:\n            kv.before_work(stream)\n            try:\n"
-          "                arrays",
-          "            pass\n        with kv.lock:\n            kv.before_work(stream)\n            try:\n"
-          "                arrays"),),
+        (("            raise nested()\n        with kv.lock:\n" + IN_ORDER + "arrays",
+          "            pass\n        with kv.lock:\n" + IN_ORDER + "arrays"),),
         ("test_a_call_within_a_call_is_refused_and_the_outer_one_stays_right",),
     ),
     Mutant(

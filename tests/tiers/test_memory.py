@@ -317,11 +317,11 @@ def test_a_gpu_arena_is_zero_before_another_stream_can_write_it(fake_cupy):
 
 def test_work_on_another_stream_waits_for_the_work_before_it_and_for_nothing_else(fake_cupy):
     device = DeviceTier(4, 64, device="cuda:2")
-    device.before_use()  # the first
+    assert device.before_use().ptr == 5  # the first
     device.used_by(6)
-    device.before_use(6)
+    assert device.before_use(6).ptr == 6
     assert not fake_cupy.waits
-    device.before_use()
+    assert device.before_use().ptr == 5
     assert fake_cupy.waits == [(5, 6)]
     assert set(fake_cupy.devices) == {2}
 
