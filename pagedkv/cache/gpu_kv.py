@@ -175,7 +175,7 @@ class GpuKV:
 
     @contextmanager
     def working(self, stream: Any) -> Iterator[Any]:
-        """Order the launches within, on the stream that this yields, after those before; moves wait for them.
+        """Order the launches within after earlier ones; moves wait for them. Yields their stream.
 
         A step's calls do the same without this generator, which costs the host half a microsecond.
         """

@@ -150,7 +150,7 @@ class DeviceTier(ArenaTier):
 
         Returns
         -------
-        That stream, for the launches and :meth:`launched_on`: nobody need ask again which one is the current one.
+        That stream, for the launches and :meth:`launched_on`, which need not ask for the current one again.
         """
         if self.gpu is None:
             return stream
