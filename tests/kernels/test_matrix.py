@@ -46,7 +46,7 @@ VARIANTS = {
     "mask": {"mask": True, "causal": False},
     "everything": {"window": 40, "soft_cap": 5.0, "alibi": True, "sinks": True, "mask": True},
 }
-SLICE = 24
+SLICE = 36
 Q_LENS = [None, 2, 5, 40]  # None: decode, without q_indptr
 IN_PARTS = "in parts"  # the listed schedule, dividing row tiles of more than one key tile
 

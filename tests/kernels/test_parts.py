@@ -66,7 +66,7 @@ def check_divided(backend: Backend, case: Case, kernel: str) -> None:
 
 
 @pytest.mark.parametrize("head_dim", one_in(2, [128, 64]))
-@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("causal", one_in(2, [True, False]))
 def test_a_row_tile_in_parts_is_right(backend: Backend, kernel: str, head_dim: int, causal: bool) -> None:
     check_divided(backend, replace(LONG, head_dim=head_dim, causal=causal), kernel)
 
@@ -78,7 +78,7 @@ def test_a_long_decode_beside_prefills_is_right(backend: Backend, kernel: str, c
 
 @pytest.mark.parametrize(
     "variant",
-    one_in(2, [
+    one_in(3, [
         {"window": 300},
         {"window": 100, "causal": False},
         {"sinks": True},

@@ -15,6 +15,7 @@ import pytest
 
 from pagedkv.cli import main
 from pagedkv.lab.sizing import GPUS, MODELS, Machines, Users, find_model, plan, token_bytes
+from tests.slices import one_in
 
 Capture = pytest.CaptureFixture[str]
 
@@ -262,7 +263,7 @@ OPTIONS = split(
 )
 
 
-@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("option", one_in(3, OPTIONS))
 def test_no_value_of_an_option_makes_a_traceback(capsys: Capture, option: str) -> None:
     numbers = {"layers": "2", "kv-heads": "2", "head-dim": "8", "params": "1M", "max-tokens": "4k"}
     if option == "latent":
