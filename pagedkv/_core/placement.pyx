@@ -47,7 +47,7 @@ from pagedkv._core.group_room cimport is_leaving, make_room_for
 from pagedkv._core.tail_moves cimport promote_tail, tail_cold, tail_rises
 from pagedkv._core.tails cimport could_have, has_point_in, has_tail, lacks_extents, longest_usable, tail_disown
 from pagedkv._core.transfers cimport (
-    UNDER_WAY, drop_children, finish_as, lacking, make_room, promote_run, quota_of, split, usage_of,
+    UNDER_WAY, drop_children, finish_as, is_not_taken, lacking, make_room, promote_run, quota_of, split, usage_of,
 )
 from pagedkv._core.types cimport (
     E_BLOCKS, E_MEMORY, MAX_GROUPS, MAX_RUN, MAX_TIERS, NIL, OK, Move, handle_generation, handle_slot, make_handle,
@@ -1152,7 +1152,7 @@ cdef class Placement:
         Raises
         ------
         StaleHandle
-            A transfer is not in flight. Those before it have been completed.
+            A transfer is not in flight, or :meth:`take_moves` never gave it out. Those before it have been completed.
         """
         cdef cnp.ndarray ids = int64_input(transfers, "transfers")
         cdef cnp.ndarray flags = bool_input(ok, "ok")
@@ -1179,7 +1179,7 @@ cdef class Placement:
                 while last + 1 < n and data[last + 1] == data[i]:
                     last += 1
                     good, begin = good and arrived[last] != 0, begin or attempted[last] != 0
-                if finish_as(&self.place, data[i], good, begin) != OK:
+                if is_not_taken(&self.place, data[i]) or finish_as(&self.place, data[i], good, begin) != OK:
                     bad = i
                     break
                 i = last + 1

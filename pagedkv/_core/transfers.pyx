@@ -503,6 +503,14 @@ cdef int finish(Place* p, int64_t transfer, bint succeeded) noexcept nogil:
     return finish_as(p, transfer, succeeded, True)
 
 
+cdef bint is_not_taken(const Place* p, int64_t transfer) noexcept nogil:
+    cdef Py_ssize_t i
+    for i in range(p.num_moves):
+        if p.moves[i].transfer == transfer:
+            return True
+    return False
+
+
 cdef int finish_as(Place* p, int64_t transfer, bint succeeded, bint tried) noexcept nogil:
     cdef int32_t slot = handle_slot(transfer), root = NIL, n = NIL, generation = 0, above = NIL, generation_above = 0
     cdef int code

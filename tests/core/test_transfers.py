@@ -10,7 +10,7 @@ from random import Random
 import pytest
 
 from pagedkv.core import MOVE_DTYPE, Tier
-from pagedkv.errors import OutOfBlocks
+from pagedkv.errors import OutOfBlocks, StaleHandle
 from tests.core.helpers import (
     below,
     cache,
@@ -53,6 +53,22 @@ def test_a_demotion_names_every_block_and_holds_both_sides_until_it_is_complete(
     assert states(placement) == [(2, 0, 2), (6, 0, 2)]
     assert placement.reserve(2) == 0
     assert placement.stats()["demoted"]["device"] == 2
+    sound(placement)
+
+
+def test_a_transfer_whose_moves_were_not_taken_cannot_be_completed() -> None:
+    _, _, placement = tiered(1, (4, 8))
+    cache(placement, [1, 2, 3, 4])
+    assert placement.reserve(1) == 1
+    first = int(finish(placement)["transfer"][0])
+    assert placement.reserve(2) == 1
+    guess = first + (1 << 32)  # the next one in its place
+    with pytest.raises(StaleHandle, match="take_moves never gave it out"):
+        placement.complete([guess], [True])
+    assert placement.num_in_flight == 1
+    assert where(placement, [1, 2, 3, 4]) == [Tier.DEVICE] * 3 + [Tier.HOST]
+    sound(placement)
+    assert set(finish(placement)["transfer"].tolist()) == {guess}
     sound(placement)
 
 

@@ -10,8 +10,14 @@ MUTANTS = (
     Mutant(
         "a transfer that was not handed out is completed",
         PREFIXES,
-        (("        elif waits(p, ends[i].transfer):\n", "        elif False:\n"),),
+        (("        elif is_not_taken(p, ends[i].transfer):\n", "        elif False:\n"),),
         ("test_a_transfer_that_was_not_handed_out_cannot_be_completed",),
+    ),
+    Mutant(
+        "a transfer whose moves were not taken is completed",
+        "pagedkv/_core/placement.pyx",
+        (("if is_not_taken(&self.place, data[i]) or finish_as(", "if finish_as("),),
+        ("test_a_transfer_whose_moves_were_not_taken_cannot_be_completed",),
     ),
     Mutant(
         "the handle of the first owner is 0",

@@ -14,7 +14,7 @@ from pagedkv._core.owners cimport place_blocks, place_owner, place_release
 from pagedkv._core.place cimport Place
 from pagedkv._core.placement cimport Found, Placement
 from pagedkv._core.radix_tree cimport tree_named
-from pagedkv._core.transfers cimport finish_as
+from pagedkv._core.transfers cimport finish_as, is_not_taken
 from pagedkv._core.types cimport E_MEMORY, NIL, Move, handle_slot, make_handle
 
 
@@ -296,15 +296,6 @@ cdef int32_t join_ends(End* ends, int32_t n) noexcept nogil:
     return num
 
 
-# Whether a transfer is decided and not handed out yet.
-cdef bint waits(const Place* p, int64_t transfer) noexcept nogil:
-    cdef Py_ssize_t i
-    for i in range(p.num_moves):
-        if p.moves[i].transfer == transfer:
-            return True
-    return False
-
-
 cdef int complete(pagedkv_placement* handle, const int64_t* transfers, const uint8_t* outcomes, int32_t n,
                   int32_t* bad) noexcept nogil:
     cdef Place* p
@@ -331,7 +322,7 @@ cdef int complete(pagedkv_placement* handle, const int64_t* transfers, const uin
         if (slot < 0 or slot >= p.transfers_capacity or p.transfers[slot].node == NIL
                 or p.transfers[slot].id != ends[i].transfer):
             code = PAGEDKV_E_STALE
-        elif waits(p, ends[i].transfer):
+        elif is_not_taken(p, ends[i].transfer):
             code = PAGEDKV_E_STATE
         if code != PAGEDKV_OK:
             if bad != NULL:
