@@ -31,7 +31,7 @@ from pagedkv.kernels.dtypes import kernel_dtype
 from pagedkv.kernels.gather_kv import gather_kv
 from pagedkv.kernels.layer_kv import LayerKv
 from pagedkv.kernels.recipe import place
-from pagedkv.kernels.select import kernel_on
+from pagedkv.kernels.select import FEW_ROWS, kernel_on
 from pagedkv.kernels.tuning import REFERENCE
 from pagedkv.kernels.write_kv import write_kv
 from pagedkv.spec.block_layout import check_outputs, gathered_shapes, in_token_order, layer_view
@@ -214,7 +214,8 @@ class GpuKV:
         """
         arrays = {name: variant.pop(name, None) for name in ("alibi_slopes", "sinks")}
         decode = max_q_len == 1
-        key = (part, dtype, num_qo_heads, decode, *sorted(variant.items()), *map(place, arrays.values()))
+        few = _room(max_q_len) * num_qo_heads <= FEW_ROWS * self.spec.num_kv_heads  # a draft's queries, say
+        key = (part, dtype, num_qo_heads, decode, few, *sorted(variant.items()), *map(place, arrays.values()))
         found = self._attentions.get(key)
         if (
             found is None

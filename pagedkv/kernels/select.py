@@ -50,12 +50,14 @@ class Kernel:
     schedules: tuple[Schedule, ...] = ("even", "whole", "partitioned")
 
 
+FEW_ROWS = 16  # of a sequence: the decode kernels take so many at once
+
 # In the order of preference; where kernels cannot be tried, "auto" takes the first that can. A kernel without
 # timings stands behind one that takes every case it takes: only a trial puts it first.
 KERNELS: list[Kernel] = [
-    Kernel("decode_mma", decode_mma.unsupported, decode_mma.tiling, max_rows=16),
+    Kernel("decode_mma", decode_mma.unsupported, decode_mma.tiling, max_rows=FEW_ROWS),
     Kernel("prefill_mma", prefill_mma.unsupported, prefill_mma.tiling, schedules=("listed", "whole")),
-    Kernel("decode_tma", decode_tma.unsupported, decode_tma.tiling, max_rows=16),
+    Kernel("decode_tma", decode_tma.unsupported, decode_tma.tiling, max_rows=FEW_ROWS),
     Kernel("prefill_wgmma", prefill_wgmma.unsupported, prefill_wgmma.tiling, schedules=("listed", "whole")),
     Kernel("decode_mla", decode_mla.unsupported, decode_mla.tiling),
     Kernel("decode_mla_wgmma", decode_mla_wgmma.unsupported, decode_mla_wgmma.tiling),

@@ -423,6 +423,20 @@ def test_a_cache_takes_the_chosen_kernel_or_the_named_one() -> None:
             step.attend(0, q, kernel="decode_mma")
 
 
+def test_few_queries_after_a_prefill_are_decoded() -> None:
+    device = Timed(dict.fromkeys(("decode_mma", "decode_tma", "prefill_mma", "prefill_wgmma"), 10.0))
+    device.computes = False
+    taken = []
+    with pk.KVCache(pk.KVSpec(1, 1, 64, "float16", 16), pk.Blocks(64), backend=device) as cache:
+        for first, count in ((0, 200), (1000, 4), (2000, 5), (3000, 1)):
+            kv, q = np.ones((count, 1, 64), np.float16), np.ones((count, 4, 64), np.float16)
+            with cache.sequence(range(first, first + count)) as seq, cache.step([seq]) as step:
+                step.write(0, kv, kv)
+                step.attend(0, q)
+            taken.append(device.tried[-1])
+    assert taken == ["prefill_mma", "decode_mma", "prefill_mma", "decode_mma"]
+
+
 def test_a_cache_takes_the_best_kernel_once_there_is_memory_to_try_it(monkeypatch: pytest.MonkeyPatch) -> None:
     device = Timed({"decode_mma": 20.0, "decode_tma": 15.0}, broken=("decode_mma",))
     device.error, device.computes = MemoryError("no room"), False
