@@ -25,6 +25,7 @@ from pagedkv.kernels import autotune, driver, select
 from pagedkv.kernels.captures import CaptureBroken
 from pagedkv.kernels.config import AttentionConfig
 from pagedkv.kernels.select import choose
+from pagedkv.kernels.shipped import FLAGSHIP
 from pagedkv.kernels.trial import Budget
 from pagedkv.kernels.tuning import Verdict, Verdicts
 from pagedkv.kernels.variant import Variant
@@ -384,6 +385,11 @@ def test_the_doctor_shows_verdicts_and_tries_again_when_asked(monkeypatch: pytes
     assert (off.status, off.detail[:17]) == ("failed", "PAGEDKV_AUTOTUNE=")
     assert kept == list(doctor.verdict_checks(device, False))[1:]
     assert [check.status for check in doctor.verdict_checks(device, False)] == ["skipped", "ok", "ok"]
+
+
+def test_retune_tries_the_most_common_config() -> None:
+    assert doctor.TUNED_AGAIN == FLAGSHIP
+    assert FLAGSHIP.q_dtype == "bfloat16"
 
 
 def test_the_doctor_names_a_file_that_cannot_be_forgotten(folder: Path) -> None:
