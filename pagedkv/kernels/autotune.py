@@ -40,7 +40,7 @@ from pagedkv.observe.callbacks import Log, came_from_signal
 log = Log(logging.getLogger("pagedkv.kernels"))
 MOST_ROWS = 128  # of a CTA
 CLEARLY = 0.97  # of the preferred kernel's time, below which another takes its place
-TRIAL_S = 1.5  # of a trial, without compiling and loading; the step under way when they are over is finished
+TRIAL_S = 1.5  # of a trial, without compiling and loading; the kernel under way when they are over is finished
 HANGS_S = 60.0  # of one kernel's compiling and trial, until the log says that it may hang
 REST_S = 60.0  # until a trial that was put off is begun again
 ON, OFF = ("", "1", "on", "true", "yes"), ("0", "off", "false", "no")  # of PAGEDKV_AUTOTUNE
