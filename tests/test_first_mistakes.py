@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import pagedkv as pk
+from pagedkv.attention import PagedAttention
 
 SPEC = pk.KVSpec(1, 1, 8, "float32", block_size=16, model="toy")
 
@@ -80,6 +81,29 @@ def test_a_traced_array_is_told_to_stay_outside_of_jit() -> None:
         k = v = DynamicJaxprTracer()
         with pytest.raises(pk.LayoutMismatch, match="outside of jit"), cache.step([seq]) as step:
             step.write(0, k, v)
+
+
+def test_queries_of_integers_are_told_to_be_floats() -> None:
+    with pk.KVCache(SPEC, memory="1MiB") as cache, cache.sequence(range(5)) as seq, cache.step([seq]) as step:
+        step.write(0, np.zeros((5, 1, 8)), np.zeros((5, 1, 8)))
+        with pytest.raises(pk.LayoutMismatch, match="q is int8, and must be floating point"):
+            step.attend(0, np.zeros((5, 1, 8), np.int8))
+
+
+def test_a_mask_without_its_offsets_is_told_what_makes_both() -> None:
+    with pk.KVCache(SPEC, memory="1MiB") as cache, cache.sequence(range(5)) as seq, cache.step([seq]) as step:
+        step.write(0, np.zeros((5, 1, 8)), np.zeros((5, 1, 8)))
+        with pytest.raises(pk.InvalidArgument, match=r"mask and mask_indptr are given together: .*pack_mask makes"):
+            step.attend(0, np.zeros((5, 1, 8), np.float32), mask=np.ones(5, np.uint8))
+
+
+def test_an_array_of_another_dtype_is_told_the_one_that_is_needed() -> None:
+    options = {"num_qo_heads": 1, "num_kv_heads": 1, "head_dim": 8, "max_sequences": 1}
+    attention = PagedAttention(dtype="float32", device="cpu", **options)
+    attention.plan(np.zeros((1, 1), np.int32), np.array([3], np.int32))
+    k = np.zeros((1, 16, 1, 8), np.float32)
+    with pytest.raises(pk.WrongType, match="q must hold float32, got dtype float16"):
+        attention.run(np.zeros((1, 1, 8), np.float16), k, k)
 
 
 @pytest.mark.parametrize("tokens", [2, 16, 256, 257, 2048])

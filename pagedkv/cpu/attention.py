@@ -156,8 +156,10 @@ def _check_arrays(
         raise LayoutMismatch(f"{q.shape[1]} query heads are no multiple of {k.shape[-2]} KV heads")
     if paged == (kv_indptr is not None):
         raise InvalidArgument("give block_tables (paged KV) or kv_indptr (contiguous KV), one of the two")
-    if (mask is None) != (mask_indptr is None) or (k_scale is None) != (v_scale is None):
-        raise InvalidArgument("mask and mask_indptr, k_scale and v_scale are given together")
+    if (mask is None) != (mask_indptr is None):
+        raise InvalidArgument("mask and mask_indptr are given together: pagedkv.attention.pack_mask makes both")
+    if (k_scale is None) != (v_scale is None):
+        raise InvalidArgument("k_scale and v_scale are given together")
     shape = (*q.shape[:2], v.shape[-1])
     if out is not None and (out.shape != shape or out.dtype != q.dtype):
         raise LayoutMismatch(f"out must be {q.dtype} {shape}, got {out.dtype} {out.shape}")

@@ -52,7 +52,7 @@ def kernel_dtype(name: str, array: Any, given: str | None = None) -> str:
         )
     own = _HOLDERS.get(held) if held in _FLOATS else found
     if ITEMSIZES[found] != array.dtype.itemsize or own != found:
-        raise WrongType(f"{name} has dtype {held}, which cannot hold {found}")
+        raise WrongType(f"{name} must hold {found}, got dtype {held}")
     if not array.dtype.isnative:
         raise WrongType(f"{name} has dtype {array.dtype}, in another byte order than the machine's")
     return found

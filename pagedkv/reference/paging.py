@@ -128,7 +128,7 @@ class PagedBatch:
             if array.ndim != num_axes:
                 raise ValueError(f"{name} must have {num_axes} axes, got shape {array.shape}")
             if array.dtype.kind in "iu" and self.decode is None:
-                raise TypeError(f"{name} is {array.dtype}: integer bits need decode=")
+                raise TypeError(f"{name} is {array.dtype}, and must be floating point; integer bits need decode=")
             if array.dtype.kind in "bcOSUmM":
                 raise TypeError(f"{name} must be floating point, not {array.dtype}")
         if k.shape[:3] != v.shape[:3]:

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagedkv import extras
-from pagedkv.errors import TierError
+from pagedkv.errors import KernelsUnavailable, TierError
 from pagedkv.observe.callbacks import Log
 from pagedkv.spec.place import cuda_number
 from pagedkv.tiers.base import check_size
@@ -226,13 +226,13 @@ def import_cupy() -> Any:
 
     Raises
     ------
-    ImportError
+    KernelsUnavailable
         CuPy is missing.
     """
     try:
         return importlib.import_module("cupy")
     except ImportError as problem:
-        raise ImportError(
+        raise KernelsUnavailable(
             f"a GPU tier needs CuPy: {extras.command('cuda12')}, or the packages of the extra [cuda13], "
             "whichever your driver has"
         ) from problem

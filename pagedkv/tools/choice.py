@@ -81,6 +81,8 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps({**about, "kernels": [asdict(choice) for choice in found]}, indent=2))
         return 0
     print(f'kernels that "auto" tries on compute capability {arguments.gpu} ({GPUS[capability]}), bf16 queries')
+    latents = f"{LATENTS.head_dim}/{LATENTS.head_dim_v}"
+    print(f"for head dim {FLAGSHIP.head_dim} and latents of {latents}; another head dim may have fewer kernels")
     for choice in found:
         print(f"{choice.call}: {', '.join(choice.tried)}")
         for name, why in choice.not_tried.items():

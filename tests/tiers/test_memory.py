@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from pagedkv.cache.group_mover import GroupMover
-from pagedkv.errors import ClosedError, InvalidArgument, TierError, WrongType
+from pagedkv.errors import ClosedError, InvalidArgument, KernelsUnavailable, TierError, WrongType
 from pagedkv.spec.groups import layout_of
 from pagedkv.spec.kv_spec import KVSpec
 from pagedkv.spec.sizes import Blocks, Bytes
@@ -114,7 +114,7 @@ def test_a_device_is_a_place(tier_class, device, error):
 @pytest.mark.parametrize("tier_class", TIERS)
 def test_a_gpu_without_cupy_is_an_error_that_names_the_extras(tier_class, monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", None)
-    with pytest.raises(ImportError, match=r"cupy-cuda12x.*\[cuda12\].*\[cuda13\]"):
+    with pytest.raises(KernelsUnavailable, match=r"cupy-cuda12x.*\[cuda12\].*\[cuda13\]"):
         tier_class(4, 10, device="cuda:0")
 
 

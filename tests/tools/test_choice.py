@@ -48,8 +48,9 @@ def test_the_kernels_and_reasons_are_those_of_the_named_gpu(capsys: Capture) -> 
 
 def test_the_text_has_a_line_for_each_call_and_for_each_reason(capsys: Capture) -> None:
     assert main(["doctor", "--gpu", "9.0"]) == 0
-    first, *lines = capsys.readouterr().out.splitlines()
+    first, shapes, *lines = capsys.readouterr().out.splitlines()
     assert first == 'kernels that "auto" tries on compute capability 9.0 (H100, H200, GH200), bf16 queries'
+    assert shapes == "for head dim 128 and latents of 576/512; another head dim may have fewer kernels"
     assert [line.partition(": ")[0] for line in lines if not line.startswith(" ")] == list(CALLS)
     assert "prefill with a window: prefill_mma" in lines
     assert "    not prefill_wgmma: no window" in lines
