@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 import pagedkv as pk
-from pagedkv.attention import PagedAttention
+from pagedkv.attention import PagedAttention, places
+from pagedkv.cache import tiered
 
 SPEC = pk.KVSpec(1, 1, 8, "float32", block_size=16, model="toy")
 
@@ -112,3 +113,18 @@ def test_fewer_tokens_in_a_batch_run_fewer_sequences(tokens: int) -> None:
     assert options.max_running == min(256, tokens - 1)
     with pytest.raises(pk.InvalidArgument):
         pk.SchedulerOptions(max_batch_tokens=tokens, max_running=tokens)
+
+
+def test_a_cache_on_a_gpu_without_a_driver_says_so_before_it_takes_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CuPy's own error of the first allocation would not say what to do."""
+
+    def missing(number: int) -> None:
+        raise pk.errors.KernelsUnavailable("no NVIDIA driver here")
+
+    def allocates(*arguments: object, **options: object) -> None:
+        pytest.fail("memory was asked for first")
+
+    monkeypatch.setattr(places, "cuda_backend", missing)
+    monkeypatch.setattr(tiered, "DeviceTier", allocates)
+    with pytest.raises(pk.errors.KernelsUnavailable, match="no NVIDIA driver here"):
+        pk.KVCache(pk.KVSpec(1, 1, 64, "float16"), pk.Blocks(4), device="cuda")

@@ -2189,16 +2189,18 @@ cdef class BlockTable:
         return f"<BlockTable {self.num_live} of {self.max_rows} rows, block size {self.block_size}>"
 
     cdef object raise_(self, int code, object handles, int64_t bad):
+        cdef const Row* row
         handle = int(handles[bad])
         if code == E_STALE:
             raise StaleHandle(f"row {handle:#x} (entry {bad}) was released, or never existed: nothing was changed")
         if code == E_OVERFLOW:
             raise InvalidArgument(f"row {handle:#x}: a block of it already has almost 2**31 references: nothing was changed")
         if code == E_DUPLICATE:
-            raise InvalidArgument(f"row {handle:#x} (entry {bad}) stands twice in the batch: nothing was changed")
+            raise InvalidArgument(f"entry {bad} of the batch (row {handle:#x}) stands in it twice: nothing was changed")
         if code == E_RANGE:
-            raise InvalidArgument(f"q_lens[{bad}] is negative or more than row {handle:#x} has left to compute: "
-                                  f"nothing was changed")
+            row = &self.rows[handle_slot(handles[bad])]
+            raise InvalidArgument(f"q_lens[{bad}] is negative or more than the {row.num_tokens - row.computed} tokens that "
+                                  f"row {handle:#x} has left to compute (fewer where it follows another): nothing was changed")
         if code == E_FOLLOW:
             raise InvalidArgument(f"row {handle:#x} (entry {bad}) cannot follow its leader so far: in those blocks both need "
                                   f"the same tokens and namespace, the leader must write them in this step or before, and the "

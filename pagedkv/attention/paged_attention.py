@@ -46,7 +46,8 @@ class PagedAttention:
     num_qo_heads, num_kv_heads, head_dim : the model's; num_qo_heads is a multiple of num_kv_heads.
     head_dim_v : of V and of the output; default head_dim.
     dtype : of Q and the output: ``"float16"``, ``"bfloat16"`` or ``"float32"``.
-    kv_dtype : of K and V; default ``dtype``. ``"float8_e4m3"``, ``"float8_e5m2"`` and ``"int8"`` need scales.
+    kv_dtype : of K and V; default ``dtype``. ``"float8_e4m3"``, ``"float8_e5m2"`` and ``"int8"`` usually have scales:
+        give `scale_mode`, or their numbers are taken as they are.
     block_size : tokens of a block, 1..256; 0: KV is contiguous, ``[num_kv_tokens, num_kv_heads, head_dim]``.
     max_sequences : sequences of the largest batch.
     max_q_len : queries of one sequence at most; 1 is decode.

@@ -172,6 +172,8 @@ class KVCache:
     Raises
     ------
     WrongType, InvalidArgument, TierError, LayoutMismatch
+    KernelsUnavailable
+        The device is a GPU, and CuPy or a driver is missing; the message says which.
     """
 
     def __init__(

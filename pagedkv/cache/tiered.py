@@ -96,6 +96,10 @@ class TieredStorage:
     def _open(self, spec: KVSpec, blocks: Sequence[int], disk: Disk | None) -> list[int]:
         opened = list(blocks)
         each = spec.block_bytes if self._layout is None else self._layout.extent_bytes
+        if self._gpu is not None and self._backend is None:
+            from pagedkv.attention.places import cuda_backend  # only here: it loads the kernels' modules
+
+            self._backend = cuda_backend(self._gpu)  # before the tier, for its errors say what is missing
         device = self.tiers[Tier.DEVICE] = DeviceTier(blocks[Tier.DEVICE], each, device=self._place)
         if blocks[Tier.HOST]:
             self.tiers[Tier.HOST] = HostTier(blocks[Tier.HOST], each, device=self._place)
@@ -128,14 +132,12 @@ class TieredStorage:
         """The device's K and V: computed by kernels if there is something to launch them."""
         if not self.on_gpu:
             return DeviceKV(spec, tier.arena) if self._layout is None else GroupKV(spec, self._layout, tier.arena)
-        from pagedkv.attention.places import (
-            cuda_backend,  # only here, so that only GPU caches load the kernels' modules
-        )
-        from pagedkv.cache.gpu_group_kv import GpuGroupKV
+        from pagedkv.cache.gpu_group_kv import GpuGroupKV  # only here: only GPU caches load the kernels' modules
         from pagedkv.cache.gpu_kv import GpuKV
         from pagedkv.kernels.block_moves import BlockMoves
 
-        backend = self._backend or cuda_backend(self._gpu or 0)
+        backend = self._backend
+        assert backend is not None
         tier.copy_small_by(BlockMoves(backend))
         device = (backend, tier.launched_on, tier.before_use)
         if self._layout is None:

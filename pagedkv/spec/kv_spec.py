@@ -45,7 +45,7 @@ class KVSpec:
     dtype : ``"float32"``, ``"float16"``, ``"bfloat16"``, ``"int8"``, ``"float8_e4m3"`` or ``"float8_e5m2"``, or the
         NumPy dtype of one of them. ``"uint8"``: rows of bytes that only the caller understands; see :class:`Rows`.
     block_size : tokens in a block, 1..256.
-    layout : order within a block: ``"NHD"`` (token, head, dim) or ``"HND"`` (head, token, dim)
+    layout : order within a block: ``"NHD"`` (token, head, dim) or ``"HND"`` (head, token, dim).
         ``"auto"``: the cache takes that of the directory it reopens, else HND on a GPU and NHD elsewhere; its ``spec``
         names it. None: likewise, and NHD where the cache shares its KV with others, in a remote store or with ranks,
         which refuse ``"auto"``. Until a cache has chosen, such a spec counts as NHD.
