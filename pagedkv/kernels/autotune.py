@@ -208,8 +208,9 @@ def _tried(
 def _watched(kernel: str) -> Iterator[None]:
     """Let the log name the way out where a kernel does not come back."""
     told = (
-        f"the trial of {kernel} has not come back for {HANGS_S:.0f} s: if it never does, end the process and set "
-        "PAGEDKV_AUTOTUNE=0, or name another kernel= or schedule=, and please report it with `pagedkv doctor --json`"
+        f"the trial of {kernel} has not come back for {HANGS_S:.0f} s: if it never does, end the process, name "
+        "kernel='decode_simt' (PAGEDKV_AUTOTUNE=0 may take the one that hangs), and report it with what "
+        "`pagedkv doctor --gpu X.Y --json` prints for this device"
     )
     timer = threading.Timer(HANGS_S, log.warning, (told,))
     timer.daemon = True

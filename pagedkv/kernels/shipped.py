@@ -45,7 +45,7 @@ def attention_configs() -> Iterator[AttentionConfig]:
     for dim in (80, 96, 192, 256):
         yield replace(FLAGSHIP, head_dim=dim, head_dim_v=dim)
     yield replace(LATENTS, v_in_k=False)
-    for heads in (16, 128):
+    for heads in (16, 32, 64, 128):
         for kv_dtype in ("bfloat16", "float8_e4m3"):
             mode: ScaleMode = "none" if kv_dtype == "bfloat16" else "tensor"
             yield replace(LATENTS, group_size=heads, kv_dtype=kv_dtype, scale_mode=mode)

@@ -199,6 +199,19 @@ def test_a_trial_takes_its_seconds_and_compiling_does_not_count(on_the_clock: Ca
     assert second == pytest.approx(autotune.TRIAL_S - 0.2 - first - 3 * 0.1)
 
 
+@pytest.mark.parametrize("each_s", [0.3, 0.5, 0.74])
+def test_a_trial_of_slow_launches_ends_with_the_kernel_under_way(
+    on_the_clock: Callable[[Timed], Timed], each_s: float
+) -> None:
+    """Beyond the limit lie at most the rest of its check and two timed runs."""
+    device = on_the_clock(Timed({"decode_mma": 20.0, "decode_tma": 15.0}))
+    device.each_s = each_s
+    assert chosen(device) == "decode_mma"
+    assert "decode_tma" not in device.tried
+    counted = device.clock - round(device.clock // COMPILING_S) * COMPILING_S
+    assert counted <= autotune.TRIAL_S + 3 * each_s + 1e-9
+
+
 def test_a_kernel_that_there_is_no_time_for_is_tried_by_the_next_process(
     on_the_clock: Callable[[Timed], Timed], folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -316,7 +329,7 @@ def test_the_log_says_what_to_do_where_a_kernel_hangs(
         assert chosen(device) == "decode_tma"
     finally:
         logger.removeHandler(handler)
-    assert "set PAGEDKV_AUTOTUNE=0, or name another kernel=" in caplog.text
+    assert "name kernel='decode_simt' (PAGEDKV_AUTOTUNE=0 may take" in caplog.text
     monkeypatch.setattr(autotune, "HANGS_S", 1e6)
     with autotune._watched("decode_mma"):
         pass
