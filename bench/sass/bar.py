@@ -8,7 +8,7 @@ from typing import Any
 TOLERANCE = 0.05
 Row = Mapping[str, Any]
 KEYS = ("gpu", "arch", "kernel", "variant")
-# The figures that are held, and whether more of each is better.
+# The figures that are held beside the unit that binds, and whether more of each is better.
 MORE_IS_BETTER = {
     "issue_slots": False,
     "tensor_cycles": False,
@@ -39,7 +39,9 @@ def compare(committed: Sequence[Row], now: Sequence[Row]) -> list[str]:
 
 
 def _moved(before: Row, after: Row) -> Iterator[tuple[bool, str]]:
-    """Each figure that moved by 5 % or more: whether it is worse, and a line that says so."""
+    """Another unit that binds, and each figure that moved by 5 % or more: whether it is worse, and a line for it."""
+    if before["binds"] != after["binds"]:
+        yield True, f"worse or better: {' '.join(key(after))}: binds {before['binds']} -> {after['binds']}"
     for name, more_is_better in MORE_IS_BETTER.items():
         old, new = before[name], after[name]
         if old == new or abs(new - old) < TOLERANCE * abs(old):

@@ -345,6 +345,10 @@ def test_loops_without_a_counterpart_are_told() -> None:
     assert compare([ROW, other], [ROW])[0].startswith("gone: H100 SXM sm_90 decode_mma e4m3")
 
 
+def test_another_unit_that_binds_is_told_though_no_figure_moved() -> None:
+    assert ["issue -> memory" in line for line in compare([ROW], [ROW | {"binds": "memory"}])] == [True]
+
+
 def test_worse_figures_come_first() -> None:
     found = compare([ROW], [ROW | {"bound": 3.0, "issue_slots": 50.0}])
     assert [line.split(":")[0] for line in found] == ["worse", "better"]
