@@ -51,17 +51,25 @@ def as_floats(cache: pk.KVCache, array: Any) -> NDArray[np.float64]:
 
 
 @pytest.mark.parametrize(
-    ("stored", "on_kernels"),
+    ("stored", "heads", "kernel"),
     [
-        *((stored, False) for stored in STORED), ("float16", True), ("e4m3", True),
-        *(pytest.param(stored, True, marks=pytest.mark.slow) for stored in ("bfloat16", "e4m3 by token")),
+        *((stored, HEADS, "") for stored in STORED), ("float16", HEADS, "decode_mla"), ("e4m3", HEADS, "decode_mla"),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                ("bfloat16", HEADS, "decode_mla"), ("e4m3 by token", HEADS, "decode_simt"),
+                ("float16", 32, "decode_mla"), ("float16", 64, "decode_mla_wgmma"),
+            )
+        ),
     ],
 )  # fmt: skip
 def test_attention_over_latents_is_that_of_float64(
-    backend: Any, monkeypatch: pytest.MonkeyPatch, stored: str, on_kernels: bool
+    backend: Any, monkeypatch: pytest.MonkeyPatch, stored: str, heads: int, kernel: str
 ) -> None:
+    """By a kernel of the interpreter, or by the CPU; the kernel for many heads is named, as nothing is timed here."""
     launched: list[str] = []
-    if on_kernels:
+    named = {"kernel": kernel} if kernel == "decode_mla_wgmma" else {}
+    if kernel:
         real = backend.launch
 
         def launch(variant: Any, *given: Any, **options: Any) -> None:
@@ -69,16 +77,16 @@ def test_attention_over_latents_is_that_of_float64(
             real(variant, *given, **options)
 
         monkeypatch.setattr(backend, "launch", launch)
-    options = {"backend": backend} if on_kernels else {}
+    options = {"backend": backend} if kernel else {}
     dtype = np.dtype(pk.KVSpec(1, 1, 1, "bfloat16").np_dtype if stored == "bfloat16" else np.float16)
     with pk.KVCache(spec_of(stored), pk.Blocks(8), **options) as cache:
         seqs = [cache.sequence(list(range(first, first + length))) for first, length in ((0, 33), (100, 9))]
         for turn in range(2):
             with cache.step(seqs) as step:
                 rng = np.random.default_rng(turn)
-                q = rng.standard_normal((len(step.tokens), HEADS, RANK + ROPE)).astype(np.float32).astype(dtype)
+                q = rng.standard_normal((len(step.tokens), heads, RANK + ROPE)).astype(np.float32).astype(dtype)
                 step.write(0, latents(len(step.tokens), turn))
-                found = as_floats(cache, step.attend(0, q, softmax_scale=SCALE))
+                found = as_floats(cache, step.attend(0, q, softmax_scale=SCALE, **named))
                 indptr = step.q_indptr
             for number, seq in enumerate(seqs):
                 kept, empty = seq.gather()
@@ -89,8 +97,9 @@ def test_attention_over_latents_is_that_of_float64(
                 seq.append([500 + turn])
         kept = as_floats(cache, seqs[1].gather()[0])[0, :9, 0]
         assert kept == pytest.approx(latents(42, 0)[33:, 0], rel=0.07, abs=0.02)
-    if on_kernels:
-        assert ("decode_mla" in launched) == (stored != "e4m3 by token"), launched
+    assert {one for one in launched if one in ("decode_simt", "decode_mla", "decode_mla_wgmma")} == (
+        {kernel} if kernel else set()
+    )
 
 
 class LatentToy(Toy):
