@@ -39,7 +39,7 @@ def compare(committed: Sequence[Row], now: Sequence[Row]) -> list[str]:
 
 
 def _moved(before: Row, after: Row) -> Iterator[tuple[bool, str]]:
-    """Another unit that binds, and each figure that moved by 5 % or more: whether it is worse, and a line for it."""
+    """Another unit that binds, and each figure that moved: whether it is worse, and a line."""
     if before["binds"] != after["binds"]:
         yield True, f"worse or better: {' '.join(key(after))}: binds {before['binds']} -> {after['binds']}"
     for name, more_is_better in MORE_IS_BETTER.items():

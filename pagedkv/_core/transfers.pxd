@@ -54,7 +54,7 @@ cdef int promote_run(Place* p, int32_t n) noexcept nogil
 cdef int finish(Place* p, int64_t transfer, bint succeeded) noexcept nogil
 # The same; without `tried` the transfer was given up before it began, and says nothing against its source.
 cdef int finish_as(Place* p, int64_t transfer, bint succeeded, bint tried) noexcept nogil
-# Whether a transfer is decided and its moves were not taken yet, so that nothing can have moved.
+# Whether a transfer is decided, and nothing can have moved as its moves were not taken yet.
 cdef bint is_not_taken(const Place* p, int64_t transfer) noexcept nogil
 # Device blocks, of all groups of layers, that transfers under way free; and those that they bring there for no owner any more.
 cdef int64_t leaving_device(Place* p) noexcept nogil

@@ -99,7 +99,7 @@ class TieredStorage:
         if self._gpu is not None and self._backend is None:
             from pagedkv.attention.places import cuda_backend  # only here: it loads the kernels' modules
 
-            self._backend = cuda_backend(self._gpu)  # before the tier, for its errors say what is missing
+            self._backend = cuda_backend(self._gpu)  # before the tier: its errors name CuPy or the driver
         device = self.tiers[Tier.DEVICE] = DeviceTier(blocks[Tier.DEVICE], each, device=self._place)
         if blocks[Tier.HOST]:
             self.tiers[Tier.HOST] = HostTier(blocks[Tier.HOST], each, device=self._place)

@@ -66,7 +66,7 @@ def as_floats(cache: pk.KVCache, array: Any) -> NDArray[np.float64]:
 def test_attention_over_latents_is_that_of_float64(
     backend: Any, monkeypatch: pytest.MonkeyPatch, stored: str, heads: int, kernel: str
 ) -> None:
-    """By a kernel of the interpreter, or by the CPU; the kernel for many heads is named, as nothing is timed here."""
+    """By the CPU or a kernel; the one for many heads is named, as nothing is timed."""
     launched: list[str] = []
     named = {"kernel": kernel} if kernel == "decode_mla_wgmma" else {}
     if kernel:
