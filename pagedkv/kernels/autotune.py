@@ -127,7 +127,7 @@ def best(
                 tell("kernels cannot be tried now for %s (%s): %s is taken for a while", name, error, taken.kernel)
                 _put_off[verdicts, name] = time.monotonic() + REST_S
                 return taken.kernel
-            verdicts.put(name, final)
+            final = verdicts.put(name, final)
             _settle(verdicts, name)
             _warn_of_wrong(backend, final, taken)
             if final.late:

@@ -79,19 +79,21 @@ class Verdicts:
         found = self._known.get(config)
         return None if found is not None and found.late and config not in self._own else found
 
-    def put(self, config: str, verdict: Verdict) -> None:
+    def put(self, config: str, verdict: Verdict) -> Verdict:
         """Keep a verdict, and those of the file, which are no older than this process's others.
 
-        The kernel of a verdict is not taken where another process has found it wrong.
+        Returns the one kept: no kernel is taken that this or another process has found wrong.
         """
         with self._lock:
             self._own.add(config)
             kept = self._read()
             found = kept.get(config)
-            kept[config] = found if found is not None and verdict.kernel in found.wrong else verdict
+            if found is not None and verdict.kernel in found.wrong:
+                verdict = _without_wrong(verdict, found)
+            kept[config] = verdict
             self._known = {**self._known, **kept}
             if self.path is None:
-                return
+                return verdict
             verdicts = {name: asdict(one) for name, one in kept.items()}
             body = json.dumps({**self._about, "verdicts": verdicts}, indent=1, sort_keys=True)
             try:
@@ -99,6 +101,7 @@ class Verdicts:
                 write_whole(self.path, body.encode())
             except OSError as error:
                 log.warning("verdicts on kernels cannot be kept in %s: %s", self.path, error.strerror)
+            return verdict
 
     def forget(self) -> None:
         """Drop all verdicts, in the file as well.
@@ -132,6 +135,14 @@ class Verdicts:
             log.warning("the verdicts on kernels in %s %s: they are made again", self.path, trouble)
         self._warned = True
         return {}
+
+
+def _without_wrong(own: Verdict, other: Verdict) -> Verdict:
+    """What two trials leave: the fastest kernel that neither has found wrong."""
+    wrong = {**other.wrong, **own.wrong}
+    us = {name: value for name, value in {**other.us, **own.us}.items() if name not in wrong}
+    late = tuple(name for name in own.late if name not in us and name not in wrong)
+    return Verdict(min(us, key=us.__getitem__, default=REFERENCE), us, wrong, late)
 
 
 def sources_digest() -> str:

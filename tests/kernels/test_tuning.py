@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from pagedkv.kernels import tuning
+from pagedkv.kernels import autotune, tuning
 from pagedkv.kernels.tuning import Verdict, Verdicts
-from tests.kernels.timed import Timed, again, chosen, tuning_folder
+from tests.kernels.timed import CONFIG, Timed, again, chosen, tuning_folder
 from tests.ptxsim.fixture import interpreted_backend
 from tests.slices import one_in
 
@@ -127,6 +127,25 @@ def test_no_process_takes_back_what_another_found_wrong(folder: Path) -> None:
     second.put(TWO, RIGHT)
     first.put(THREE, RIGHT)
     assert first.get(TWO) == second.get(TWO) == Verdicts(folder, "a device", "12.8", "12.9").get(TWO) == wrong
+
+
+def test_a_kernel_that_either_of_two_processes_found_wrong_is_taken_by_none(folder: Path) -> None:
+    first, second = (Verdicts(folder, "a device", "12.8", "12.9") for _ in range(2))
+    first.put(ONE, Verdict("decode_tma", {"decode_tma": 9.0}, {"decode_mma": "output[0] is nan"}))
+    left = second.put(ONE, Verdict("decode_mma", {"decode_mma": 8.0}, {"decode_tma": "output[1] is nan"}))
+    assert left == second.get(ONE) == Verdict("decode_simt", {}, left.wrong)
+    assert set(left.wrong) == {"decode_mma", "decode_tma"}
+
+
+def test_the_trial_itself_takes_no_kernel_that_another_process_found_wrong_meanwhile(folder: Path) -> None:
+    device = Timed({"decode_mma": 1.0, "decode_tma": 2.0})
+    verdicts = autotune.verdicts_of(device)
+    assert verdicts.all() == {}
+    key = autotune.text_of(CONFIG, 1, ["decode_mma", "decode_tma"])
+    other = Verdict("decode_tma", {"decode_tma": 2.0}, {"decode_mma": "output[0] is nan"})
+    Verdicts(folder, device.device_name, device.driver, device.compiler).put(key, other)
+    with pytest.warns(RuntimeWarning, match="decode_mma is wrong"):
+        assert chosen(device) == "decode_tma"
 
 
 def test_a_verdict_that_was_forgotten_does_not_come_back(folder: Path) -> None:
