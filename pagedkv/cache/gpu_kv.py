@@ -327,6 +327,7 @@ class GpuStepKV:
         masks = self._planned.get(attention)
         # once per step: every layer with this variant has the same batch, but need not have the same mask
         if masks is None or masks[0] is not mask or masks[1] is not mask_indptr:
+            self._planned.pop(attention, None)  # an interrupt within may leave either plan
             attention.plan(
                 arrays["block_tables"], arrays["seq_lens"], arrays["q_indptr"],
                 mask=mask, mask_indptr=mask_indptr, stream=stream,

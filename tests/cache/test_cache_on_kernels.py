@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import pagedkv as pk
+from pagedkv.attention import PagedAttention
 from pagedkv.cache import gpu_kv
 from tests.ptxsim.fixture import interpreted_backend
 from tests.slices import one_in
@@ -130,6 +131,24 @@ def test_each_attention_of_a_step_has_its_own_mask(backend: Any) -> None:
                 for layer, mask in ((0, tree), (1, None), (0, alone), (1, alone), (0, tree))
             ])  # fmt: skip
     assert np.abs(np.array(outputs[0]) - outputs[1]).max() < 3e-3
+
+
+def test_an_interrupt_after_a_plan_leaves_no_mask_in_anothers_place(backend: Any, monkeypatch: Any) -> None:
+    first, second = (np.packbits(mask.ravel() > 0, bitorder="little") for mask in (np.tri(5), np.eye(5)))
+    bits, plan = np.array([0, 4]), PagedAttention.plan
+    with one_step(backend) as step:
+        q = values(step.tokens, step.positions, 0)
+        wanted = np.array(step.attend(0, q, mask=first, mask_indptr=bits))
+
+        def interrupted(*arguments: Any, **options: Any) -> None:
+            plan(*arguments, **options)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(PagedAttention, "plan", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            step.attend(0, q, mask=second, mask_indptr=bits)
+        monkeypatch.setattr(PagedAttention, "plan", plan)
+        np.testing.assert_array_equal(step.attend(0, q, mask=first, mask_indptr=bits), wanted)
 
 
 @contextmanager
