@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagedkv import extras
-from pagedkv.errors import KernelsUnavailable, TierError
+from pagedkv.errors import InvalidArgument, KernelsUnavailable, TierError
 from pagedkv.observe.callbacks import Log
 from pagedkv.spec.place import cuda_number
 from pagedkv.tiers.base import check_size
@@ -89,7 +89,7 @@ class DeviceTier(ArenaTier):
             self._is_captured: Callable[[int], Any] = cupy.cuda.runtime.streamIsCapturing
         self._used: dict[int, Any] = {}
         self._untold_graph = False  # captured over the arena, and no launch has been told since
-        self._last: int | None = None  # pointer of the stream that used the arena last
+        self._ahead: set[int] = set()  # pointers of streams whose use no later one has waited for
         self._using = threading.Lock()
         self.kernel: BlockKernel | None = None
 
@@ -134,12 +134,17 @@ class DeviceTier(ArenaTier):
             if pointer not in NULL_STREAMS and self._is_captured(pointer):
                 self._untold_graph = True  # no event outside the graph: tell after its launches
                 return False
-            self._last = pointer
-            event = self._used.get(pointer)
-            if event is None:
-                event = self._used[pointer] = self._cupy.cuda.Event(disable_timing=True)
-            event.record(stream)
+            self._record(stream)
         return True
+
+    def _record(self, stream: Any) -> None:
+        """Note what is launched on a stream so far; the caller holds the lock."""
+        pointer = stream.ptr
+        event = self._used.get(pointer)
+        if event is None:
+            event = self._used[pointer] = self._cupy.cuda.Event(disable_timing=True)
+        event.record(stream)
+        self._ahead.add(pointer)
 
     def before_use(self, stream: Any = None) -> Any:
         """Make kernels launched next on a stream wait for earlier ones on another stream.
@@ -162,19 +167,22 @@ class DeviceTier(ArenaTier):
     def _await_use(self, stream: Any) -> Any:
         """As :meth:`before_use`, with the tier's GPU as the current one."""
         stream = self._current_stream() if stream is None else _as_stream(self._cupy, stream)
-        pointer, last = stream.ptr, self._last
-        if last is None or pointer == last:
+        pointer, ahead = stream.ptr, self._ahead
+        if not ahead or (len(ahead) == 1 and pointer in ahead):
             return stream
         with self._using:
-            event = self._used.get(last)
-            if event is not None and (pointer in NULL_STREAMS or not self._is_captured(pointer)):
-                stream.wait_event(event)
+            if pointer in NULL_STREAMS or not self._is_captured(pointer):
+                others = ahead - {pointer}
+                for other in others:
+                    stream.wait_event(self._used[other])
+                self._record(stream)  # which is behind them, even where nothing is launched now
+                ahead -= others
         return stream
 
     def close(self) -> None:
         """Let go of the arena once no kernel uses it: CuPy may hand its memory out again at once."""
         with self._using:
-            used, self._used, self._last = list(self._used.values()), {}, None
+            used, self._used, self._ahead = list(self._used.values()), {}, set()
         if used:
             with contextlib.suppress(self._cupy.cuda.runtime.CUDARuntimeError):  # the device has failed already
                 for event in used:
@@ -239,15 +247,27 @@ def import_cupy() -> Any:
 
 
 def _as_stream(cupy: Any, stream: Any) -> Any:
-    """A caller's stream as one on which events can be recorded."""
-    if hasattr(stream, "record"):
+    """A caller's stream as one on which events can be recorded.
+
+    Raises
+    ------
+    InvalidArgument
+        It is no stream.
+    """
+    if hasattr(stream, "wait_event") and hasattr(stream, "ptr"):
         return stream
-    if hasattr(stream, "__cuda_stream__"):
+    pointer = getattr(stream, "ptr", stream)
+    if hasattr(stream, "__cuda_stream__"):  # others than CuPy's may have a method ``record`` of another meaning
         protocol = stream.__cuda_stream__
-        _, stream = protocol() if callable(protocol) else protocol
-    pointer = int(getattr(stream, "ptr", stream))
+        _, pointer = protocol() if callable(protocol) else protocol
+        pointer = int(pointer)
+    if isinstance(pointer, bool) or not isinstance(pointer, int | np.integer) or pointer < 0:
+        raise InvalidArgument(
+            "stream must be a CuPy stream, an object with __cuda_stream__, a pointer as int, or None, got "
+            f"{stream!r:.60}"
+        )
     make = getattr(cupy.cuda.Stream, "from_external", None)  # since CuPy 14, where ExternalStream warns
-    return make(_Foreign(pointer)) if make else cupy.cuda.ExternalStream(pointer)
+    return make(_Foreign(int(pointer))) if make else cupy.cuda.ExternalStream(int(pointer))
 
 
 class _Foreign:

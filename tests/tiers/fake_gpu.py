@@ -128,6 +128,13 @@ def fake_module() -> types.SimpleNamespace:
         def wait_event(self, event: Event) -> None:
             fake.waits.append((5, event.recorded))
 
+    class External:
+        def __init__(self, ptr: int) -> None:
+            self.ptr = ptr
+
+        def wait_event(self, event: Event) -> None:
+            fake.waits.append((self.ptr, event.recorded))
+
     class Event:
         def __init__(self, *, disable_timing: bool) -> None:
             assert disable_timing
@@ -170,7 +177,7 @@ def fake_module() -> types.SimpleNamespace:
     fake.zeros = zeros
     fake.cuda = types.SimpleNamespace(
         Device=device, Stream=Stream, Event=Event,
-        ExternalStream=lambda ptr: types.SimpleNamespace(ptr=ptr), get_current_stream=Current,
+        ExternalStream=External, get_current_stream=Current,
         memory=types.SimpleNamespace(OutOfMemoryError=Error),
         runtime=types.SimpleNamespace(
             streamIsCapturing=is_capturing, CUDARuntimeError=Error,
