@@ -122,6 +122,8 @@ class Verdicts:
         if self.path is None:
             return {}
         try:
+            if self.path.exists() and not self.path.is_file():
+                raise OSError("no file")  # a pipe, say, of which a read never returns
             found: Any = json.loads(self.path.read_bytes())
             other = [name for name, value in self._about.items() if found.get(name) != value]
             if not other:

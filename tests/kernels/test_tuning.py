@@ -129,6 +129,14 @@ def test_no_process_takes_back_what_another_found_wrong(folder: Path) -> None:
     assert first.get(TWO) == second.get(TWO) == Verdicts(folder, "a device", "12.8", "12.9").get(TWO) == wrong
 
 
+def test_a_pipe_in_the_place_of_the_file_is_replaced(folder: Path) -> None:
+    first = Verdicts(folder, "a device", "12.8", "12.9")
+    assert first.path is not None
+    os.mkfifo(first.path)
+    first.put(TWO, RIGHT)
+    assert Verdicts(folder, "a device", "12.8", "12.9").all() == {TWO: RIGHT}
+
+
 def test_a_kernel_that_either_of_two_processes_found_wrong_is_taken_by_none(folder: Path) -> None:
     first, second = (Verdicts(folder, "a device", "12.8", "12.9") for _ in range(2))
     first.put(ONE, Verdict("decode_tma", {"decode_tma": 9.0}, {"decode_mma": "output[0] is nan"}))
