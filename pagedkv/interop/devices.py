@@ -6,9 +6,8 @@ import functools
 import importlib
 from typing import Any
 
-import numpy as np
-
 from pagedkv.errors import ExchangeRefused, WrongType
+from pagedkv.streams import stream_address
 
 CPU, CUDA, PINNED = 1, 2, 3  # DLPack: kDLCPU, kDLCUDA, kDLCUDAHost
 LEGACY_STREAM = 1  # as DLPack and the CUDA array interface write CUDA's default stream, which is 0 elsewhere
@@ -60,17 +59,12 @@ def stream_pointer(stream: Any) -> int:
 
     Raises
     ------
-    WrongType
+    InvalidArgument
         It is no stream.
     """
     if stream is None:
         stream = importlib.import_module("cupy").cuda.get_current_stream()
-    if hasattr(stream, "__cuda_stream__"):
-        stream = stream.__cuda_stream__()[1]
-    pointer = getattr(stream, "ptr", stream)
-    if isinstance(pointer, bool) or not isinstance(pointer, int | np.integer) or pointer < 0:
-        raise WrongType(f"stream must be a pointer, have ptr or __cuda_stream__, or be None, got {stream!r:.60}")
-    return int(pointer) or LEGACY_STREAM
+    return stream_address(stream) or LEGACY_STREAM
 
 
 def run_after(later: int, earlier: int, device: int) -> None:

@@ -32,6 +32,7 @@ from pagedkv.kernels.precompile import architecture
 from pagedkv.kernels.staging import Staging
 from pagedkv.kernels.tensor_map import Swizzle, encode_tensor_map
 from pagedkv.kernels.variant import Variant
+from pagedkv.streams import stream_address
 
 # cudaDeviceAttr, cudaError
 _MULTIPROCESSORS, _L2_BYTES, _SHARED_OPTIN, _MAJOR, _MINOR = 16, 38, 97, 75, 76
@@ -351,17 +352,9 @@ def as_stream(stream: Any) -> Any:
     InvalidArgument
         It is no stream.
     """
-    if stream is None or hasattr(stream, "ptr"):
+    if stream is None or isinstance(getattr(stream, "ptr", None), int):
         return stream
-    if hasattr(stream, "__cuda_stream__"):
-        protocol = stream.__cuda_stream__
-        _, pointer = protocol() if callable(protocol) else protocol
-        return _RawStream(int(pointer))
-    if isinstance(stream, int | np.integer) and not isinstance(stream, bool) and stream >= 0:
-        return _RawStream(int(stream))
-    raise InvalidArgument(
-        f"stream must be a CuPy stream, an object with __cuda_stream__, a pointer as int, or None, got {stream!r:.60}"
-    )
+    return _RawStream(stream_address(stream))
 
 
 def _carrier(dtype: DTypeLike) -> np.dtype[Any]:

@@ -88,8 +88,8 @@ class Verdicts:
             self._own.add(config)
             kept = self._read()
             found = kept.get(config)
-            if found is not None and verdict.kernel in found.wrong:
-                verdict = _without_wrong(verdict, found)
+            if found is not None:
+                verdict = _joined(verdict, found)
             kept[config] = verdict
             self._known = {**self._known, **kept}
             if self.path is None:
@@ -139,12 +139,13 @@ class Verdicts:
         return {}
 
 
-def _without_wrong(own: Verdict, other: Verdict) -> Verdict:
-    """What two trials leave: the fastest kernel that neither has found wrong."""
+def _joined(own: Verdict, other: Verdict) -> Verdict:
+    """The verdict of two trials; a kernel that either found wrong is not taken."""
     wrong = {**other.wrong, **own.wrong}
     us = {name: value for name, value in {**other.us, **own.us}.items() if name not in wrong}
     late = tuple(name for name in own.late if name not in us and name not in wrong)
-    return Verdict(min(us, key=us.__getitem__, default=REFERENCE), us, wrong, late)
+    kernel = min(us, key=us.__getitem__, default=REFERENCE) if own.kernel in wrong else own.kernel
+    return Verdict(kernel, us, wrong, late)
 
 
 def sources_digest() -> str:

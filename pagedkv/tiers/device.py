@@ -20,9 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagedkv import extras
-from pagedkv.errors import InvalidArgument, KernelsUnavailable, TierError
+from pagedkv.errors import KernelsUnavailable, TierError
 from pagedkv.observe.callbacks import Log
 from pagedkv.spec.place import cuda_number
+from pagedkv.streams import stream_address
 from pagedkv.tiers.base import check_size
 from pagedkv.tiers.memory import ArenaTier, anonymous_arena
 
@@ -138,7 +139,7 @@ class DeviceTier(ArenaTier):
         return True
 
     def _record(self, stream: Any) -> None:
-        """Note what is launched on a stream so far; the caller holds the lock."""
+        """Note the launches on a stream so far; the caller holds the lock."""
         pointer = stream.ptr
         event = self._used.get(pointer)
         if event is None:
@@ -256,25 +257,16 @@ def _as_stream(cupy: Any, stream: Any) -> Any:
     """
     if hasattr(stream, "wait_event") and hasattr(stream, "ptr"):
         return stream
-    pointer = getattr(stream, "ptr", stream)
-    if hasattr(stream, "__cuda_stream__"):  # others than CuPy's may have a method ``record`` of another meaning
-        protocol = stream.__cuda_stream__
-        _, pointer = protocol() if callable(protocol) else protocol
-        pointer = int(pointer)
-    if isinstance(pointer, bool) or not isinstance(pointer, int | np.integer) or pointer < 0:
-        raise InvalidArgument(
-            "stream must be a CuPy stream, an object with __cuda_stream__, a pointer as int, or None, got "
-            f"{stream!r:.60}"
-        )
+    foreign = _Foreign(stream_address(stream))
     make = getattr(cupy.cuda.Stream, "from_external", None)  # since CuPy 14, where ExternalStream warns
-    return make(_Foreign(int(pointer))) if make else cupy.cuda.ExternalStream(int(pointer))
+    return make(foreign) if make else cupy.cuda.ExternalStream(foreign.pointer)
 
 
 class _Foreign:
     """A caller's stream, in CUDA's stream protocol."""
 
     def __init__(self, pointer: int) -> None:
-        self._pointer = pointer
+        self.pointer = pointer
 
     def __cuda_stream__(self) -> tuple[int, int]:
-        return 0, self._pointer
+        return 0, self.pointer

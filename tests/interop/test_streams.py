@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from pagedkv.errors import ExchangeRefused, WrongType
+from pagedkv.errors import ExchangeRefused, InvalidArgument
 from pagedkv.interop import RawArray, View, as_array, as_view, export
 from pagedkv.interop.devices import stream_pointer
 
@@ -62,7 +62,7 @@ def test_streams_come_as_pointers_objects_and_the_cuda_protocol(cuda: FakeCuda):
     assert found == [77, 1, 1, 7, 1, 8]
     assert stream_pointer(Protocol()) == 99
     for wrong in (-1, True, "1", 2.5, object()):
-        with pytest.raises(WrongType, match="stream"):
+        with pytest.raises(InvalidArgument, match="stream"):
             stream_pointer(wrong)
 
 

@@ -145,6 +145,13 @@ def test_a_kernel_that_either_of_two_processes_found_wrong_is_taken_by_none(fold
     assert set(left.wrong) == {"decode_mma", "decode_tma"}
 
 
+def test_a_kernel_that_another_process_found_wrong_stays_wrong_though_it_was_right_here(folder: Path) -> None:
+    first, second = (Verdicts(folder, "a device", "12.8", "12.9") for _ in range(2))
+    first.put(ONE, Verdict("decode_mma", {"decode_mma": 9.0}, {"decode_tma": "output[0] is nan"}))
+    left = second.put(ONE, Verdict("decode_mma", {"decode_mma": 8.0, "decode_tma": 8.5}))
+    assert left == Verdict("decode_mma", {"decode_mma": 8.0}, {"decode_tma": "output[0] is nan"})
+
+
 def test_the_trial_itself_takes_no_kernel_that_another_process_found_wrong_meanwhile(folder: Path) -> None:
     device = Timed({"decode_mma": 1.0, "decode_tma": 2.0})
     verdicts = autotune.verdicts_of(device)

@@ -18,8 +18,20 @@ MUTANTS = (
     Mutant(
         "a process takes back what another found wrong",
         TUNING,
-        (("found if found is not None and verdict.kernel in found.wrong else verdict", "verdict"),),
+        (("verdict = _joined(verdict, found)", "pass"),),
         ("test_no_process_takes_back_what_another_found_wrong",),
+    ),
+    Mutant(
+        "a few queries behind a prefill go on with its kernel",
+        "pagedkv/cache/gpu_kv.py",
+        (("few = _room(max_q_len) * num_qo_heads <= FEW_ROWS * self.spec.num_kv_heads", "few = False"),),
+        ("test_few_queries_after_a_prefill_are_decoded",),
+    ),
+    Mutant(
+        "the process of a trial takes a kernel that another has found wrong",
+        AUTOTUNE,
+        (("            final = verdicts.put(name, final)\n", "            verdicts.put(name, final)\n"),),
+        ("test_the_trial_itself_takes_no_kernel_that_another_process_found_wrong_meanwhile",),
     ),
     Mutant(
         "a capture that breaks a trial demotes the kernel",

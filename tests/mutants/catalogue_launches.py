@@ -302,9 +302,27 @@ MUTANTS = (
         ("test_the_null_stream_is_never_asked_whether_it_is_captured",),
     ),
     Mutant(
+        "a stream that used the arena before waits for no other",
+        "pagedkv/tiers/device.py",
+        (("if not ahead or (len(ahead) == 1 and pointer in ahead):", "if not ahead or pointer in ahead:"),),
+        ("test_work_on_a_stream_waits_for_all_streams_that_none_has_waited_for",),
+    ),
+    Mutant(
+        "True is a stream",
+        "pagedkv/streams.py",
+        (("isinstance(pointer, bool) or ", ""),),
+        ("test_what_is_no_stream_is_refused_by_name_before_and_after_launches",),
+    ),
+    Mutant(
+        "a step's masks are believed after an interrupted plan",
+        GPU_KV,
+        (("            self._planned.pop(attention, None)  # an interrupt within may leave either plan\n", ""),),
+        ("test_an_interrupt_after_a_plan_leaves_no_mask_in_anothers_place",),
+    ),
+    Mutant(
         "the null stream beside a capture waits for no work over the arena",
         "pagedkv/tiers/device.py",
-        (("(pointer in NULL_STREAMS or not self._is_captured(pointer))", "not self._is_captured(pointer)"),),
+        (("if pointer in NULL_STREAMS or not self._is_captured(pointer):", "if not self._is_captured(pointer):"),),
         ("test_the_null_stream_is_never_asked_whether_it_is_captured",),
     ),
     Mutant(
@@ -491,8 +509,8 @@ MUTANTS = (
     Mutant(
         "a step's own work counts as the report of a graph's launch",
         "pagedkv/tiers/device.py",
-        (("            event.record(stream)\n        return True\n",
-          "            event.record(stream)\n            self._untold_graph = False\n        return True\n"),),
+        (("            self._record(stream)\n        return True\n",
+          "            self._record(stream)\n            self._untold_graph = False\n        return True\n"),),
         ("test_a_move_complains_of_a_captured_graph_whose_launches_were_not_reported",),
     ),
     Mutant(

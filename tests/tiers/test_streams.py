@@ -1,4 +1,4 @@
-"""What a GPU tier takes for a stream."""
+"""Streams that a GPU tier takes, and the work that each waits for."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ NOT_OF_A_CACHE = {
     "ranks",  # processes of their own: tests/ranks
     "reach",  # of specs with windows; its callers only choose tables
     "disk_lanes", "gpu_group_kv", "group_kv", "group_mover", "grouped", "groups", "points_found",  # by groups
-    "adapters", "extras",  # above a cache, whose calls are interrupted; texts of errors
+    "adapters", "extras", "streams",  # above a cache, whose calls are interrupted; errors
     "layer_scales", "layout", "scales", "server_url",  # read when a cache is opened; its callers only look numbers up
     "c_api", "ending", "errors", "init__", "monitor", "reference", "version",  # no lines that a cache's caller passes
 }  # fmt: skip
