@@ -24,8 +24,7 @@ from pagedkv.kernels.captures import CaptureBroken
 from pagedkv.kernels.config import AttentionConfig
 from pagedkv.kernels.jit import default_folder
 from pagedkv.kernels.trial import (
-    ALL_CTAS,
-    CHECKED_CTAS,
+    CHECKED_RUNS,
     Budget,
     Make,
     TimedBackend,
@@ -183,7 +182,7 @@ def _tried(
             continue
         try:
             with _watched(kernel):
-                runs = results(backend, config, make(kernel), max_q_len, budget, CHECKED_CTAS)
+                runs = results(backend, config, make(kernel), max_q_len, budget, CHECKED_RUNS)
                 differences = (difference(found, expected, config.q_dtype) for found in runs)
                 why = next(filter(None, differences), "")
                 if not why:
@@ -234,7 +233,7 @@ def _expected(
     """
     try:
         with _watched(REFERENCE):
-            return results(backend, config, make(REFERENCE), max_q_len, budget, [ALL_CTAS])[0]
+            return results(backend, config, make(REFERENCE), max_q_len, budget)[0]
     except Exception as error:
         if came_from_signal(error) or _passes(error) or isinstance(error, PagedKVError):
             raise

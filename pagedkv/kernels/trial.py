@@ -22,14 +22,15 @@ from pagedkv.kernels.batch import Batch, Options
 from pagedkv.kernels.config import AttentionConfig
 from pagedkv.kernels.dtypes import ITEMSIZES
 
+NAN = {"float16": np.nan, "bfloat16": 0x7FC0, "float32": np.nan, "float8_e4m3": 0x7F, "float8_e5m2": 0x7F, "int8": 127}
 TOLERANCES = {"float16": 4e-3, "bfloat16": 3e-2, "float32": 1e-3}  # of a row's largest output; of lse absolute
 LEAST_OUTPUT = 1 / 64  # a row's largest output counts as this at least: outputs of nearly 0 have no digits
-SEQ_LENS = (1, 37, 300)
+SEQ_LENS = (0, 1, 37, 300)  # 0: a row of a graph's batch without a sequence
 DIVIDED_LEN = 2200  # of the last one where prefill may divide keys: more than two of its shortest parts
 CHECKED_ROWS = 130  # of its queries and the heads of a group: more than a row tile, and few where heads are many
 CHECKED_HEADS, TIMED_HEADS = 2, 8
 ALL_CTAS, FEW_CTAS = 2**31 - 1, 2  # few: they take several items each, and their rings of tiles wrap around
-CHECKED_CTAS = (ALL_CTAS, FEW_CTAS)  # of the runs of a check
+CHECKED_RUNS = ((ALL_CTAS, True), (ALL_CTAS, False), (FEW_CTAS, True))  # CTAs, and whether log-sum-exps are asked for
 TIMED_BYTES, MOST_TIMED_BYTES = 64 << 20, 512 << 20  # of K and V together
 TIMED_L2S = 4  # as many times the L2
 FREE_SHARE, LEAST_TIMED_BYTES = 4, 16 << 20  # a quarter of the free memory at most, where that is not still less
@@ -121,28 +122,37 @@ class Problem:
 
 
 def results(
-    backend: Backend, config: AttentionConfig, make: Make, max_q_len: int, budget: Budget, ctas: Sequence[int]
+    backend: Backend,
+    config: AttentionConfig,
+    make: Make,
+    max_q_len: int,
+    budget: Budget,
+    runs: Sequence[tuple[int, bool]] = CHECKED_RUNS[:1],
 ) -> list[NDArray[np.float32]]:
     """Outputs and log-sum-exps of the small batch, [num_tokens, num_qo_heads, head_dim_v + 1].
 
-    One for each of `ctas`: so many of a constant grid at most, ever fewer.
+    One for each of `runs`: so many CTAs of a constant grid at most, ever fewer. Beside outputs of a run without
+    log-sum-exps stand those of the first one.
     """
     lens = SEQ_LENS if max_q_len == 1 else (*SEQ_LENS[:-1], DIVIDED_LEN)
     most = max(-(-CHECKED_ROWS // config.group_size), 5)  # queries of the last one
-    q_lens = [min(max_q_len, length, longest) for length, longest in zip(lens, (1, 5, most), strict=True)]
+    q_lens = [min(max_q_len, longest) for longest in (1, 1, 5, most)]
     plan = make(num_kv_heads=CHECKED_HEADS, max_sequences=len(q_lens), max_q_len=max(q_lens), max_tokens=sum(q_lens))
     with budget.paused():
         backend.prepare(plan.variants())
     problem = small_problem(backend, config, lens, q_lens)
     backend.synchronize()
     plan.update(problem.batch, problem.options.window)
-    found = []
-    for num_ctas in ctas:
-        problem.out, problem.lse = (backend.zeros(one.shape, one.dtype) for one in (problem.out, problem.lse))
+    found: list[NDArray[np.float32]] = []
+    lse = problem.lse
+    for num_ctas, with_lse in runs:
+        problem.out = backend.zeros(problem.out.shape, problem.out.dtype)
+        problem.lse = backend.zeros(lse.shape, lse.dtype) if with_lse else None
         plan.division.narrow(num_ctas)
         problem.launch(plan)(None)
-        o, lse = backend.to_host(problem.out), backend.to_host(problem.lse)
-        found.append(np.concatenate([_as_float32(o, config.q_dtype), lse[..., None]], axis=2))
+        sums = found[0][..., -1] if problem.lse is None else backend.to_host(problem.lse)
+        o = _as_float32(backend.to_host(problem.out), config.q_dtype)
+        found.append(np.concatenate([o, sums[..., None]], axis=2))
     return found
 
 
@@ -194,7 +204,10 @@ def timed_bytes(backend: TimedBackend) -> int:
 
 
 def small_problem(backend: Backend, config: AttentionConfig, seq_lens: Sequence[int], q_lens: Sequence[int]) -> Problem:
-    """A ragged batch of random numbers, whose blocks lie in no order."""
+    """A ragged batch of random numbers, whose blocks lie in no order.
+
+    Behind the last key of a sequence, and in a block of none, lie NaN.
+    """
     rng = np.random.default_rng(0)
     heads, lens = CHECKED_HEADS, np.array(seq_lens, np.int32)
     indptr = np.cumsum([0, *q_lens]).astype(np.int32)
@@ -207,21 +220,38 @@ def small_problem(backend: Backend, config: AttentionConfig, seq_lens: Sequence[
             tables[seq, : counts[seq]] = order[end - counts[seq] : end]
         rows: tuple[int, ...] = (len(order), size, heads)
         places = {"block_tables": backend.asarray(tables)}
+        unused = np.ones((len(order), size), np.bool_)
+        for table, length in zip(tables, lens, strict=True):
+            used = np.arange(length)
+            unused[table[used // size], used % size] = False
     else:
         rows = (int(lens.sum()), heads)
         places = {"kv_indptr": backend.asarray(np.cumsum([0, *lens]).astype(np.int32))}
-    k, v = _kv(config, rows, lambda shape: backend.asarray(_random(rng, shape, config.kv_dtype)))
+
+    def numbers(shape: tuple[int, ...]) -> Any:
+        values = _random(rng, shape, config.kv_dtype)
+        if size:
+            values.swapaxes(1, 2)[unused] = NAN[config.kv_dtype]
+        return backend.asarray(values)
+
+    k, v = _kv(config, rows, numbers)
     scales = {}
     if config.scale_mode != "none":
         form = {"tensor": (1,), "head": (heads,), "token_head": rows}[config.scale_mode]
         low, high = (0.01, 0.02) if config.kv_dtype == "int8" else (0.5, 1.0)  # so that values are about 1 in size
-        k_scale, v_scale = (backend.asarray(rng.uniform(low, high, form).astype(np.float32)) for _ in range(2))
+        k_scale, v_scale = (rng.uniform(low, high, form).astype(np.float32) for _ in range(2))
+        if size and config.scale_mode == "token_head":
+            k_scale[unused] = v_scale[unused] = np.nan
+        k_scale, v_scale = backend.asarray(k_scale), backend.asarray(v_scale)
         scales = {"k_scale": k_scale, "v_scale": k_scale if config.v_in_k else v_scale}
     masks = {}
     if config.mask:
         begins = np.cumsum([0, *(-(-n * length // 8) for n, length in zip(q_lens, seq_lens, strict=True))])
         bits = rng.integers(0, 256, (2, int(begins[-1])), np.uint8)
-        masks = {"mask": backend.asarray(bits[0] | bits[1]), "mask_indptr": backend.asarray(begins.astype(np.int64))}
+        bits = bits[0] | bits[1]
+        for begin, length in zip(begins, seq_lens, strict=False):  # the first query: nothing, or but few keys
+            bits[begin : begin + length // 8 + (length < 64)] = 0
+        masks = {"mask": backend.asarray(bits), "mask_indptr": backend.asarray(begins.astype(np.int64))}
     q = backend.asarray(_random(rng, (int(indptr[-1]), qo_heads, config.head_dim), config.q_dtype))
     positions = _positions(backend, lens, indptr) if config.positions else {}
     batch = Batch(backend.asarray(lens), q_indptr=backend.asarray(indptr), **places, **masks, **positions)

@@ -461,15 +461,27 @@ MUTANTS = (
         ("test_a_check_has_more_rows_than_a_row_tile_and_not_many_more",),
     ),
     Mutant(
+        "behind the keys of a check lie random numbers",
+        TRIAL,
+        (("values.swapaxes(1, 2)[unused] = NAN[config.kv_dtype]", "pass"),),
+        ("test_a_kernel_that_is_wrong_in_places_is_caught",),
+    ),
+    Mutant(
+        "each run of a check asks for log-sum-exps",
+        TRIAL,
+        (("(ALL_CTAS, False), ", ""),),
+        ("test_a_kernel_that_is_wrong_in_places_is_caught",),
+    ),
+    Mutant(
         "few CTAs alone take the small batch of a check",
         TRIAL,
-        (("CHECKED_CTAS = (ALL_CTAS, FEW_CTAS)", "CHECKED_CTAS = (FEW_CTAS,)"),),
+        (("CHECKED_RUNS = ((ALL_CTAS, True), (ALL_CTAS, False), (", "CHECKED_RUNS = (("),),
         ("test_a_kernel_that_is_wrong_in_places_is_caught",),
     ),
     Mutant(
         "a run of a check that writes nothing has the output of the run before",
         TRIAL,
-        (("(backend.zeros(one.shape, one.dtype) for one in (problem.out, problem.lse))", "problem.out, problem.lse"),),
+        (("        problem.out = backend.zeros(problem.out.shape, problem.out.dtype)\n", ""),),
         ("test_a_kernel_that_computes_once_is_wrong",),
     ),
     Mutant(
