@@ -20,7 +20,7 @@ from typing import Any
 from pagedkv._version import __version__
 from pagedkv.kernels.jit import write_whole
 from pagedkv.kernels.source import kernel_names, source_hash
-from pagedkv.observe.callbacks import Log
+from pagedkv.observe.callbacks import Log, came_from_signal
 
 log = Log(logging.getLogger("pagedkv.kernels"))
 VERSION = 2
@@ -132,6 +132,8 @@ class Verdicts:
         except FileNotFoundError:
             return {}
         except (OSError, ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+            if came_from_signal(error):
+                raise
             trouble = f"are damaged ({error!r:.200})"
         if not self._warned:
             log.warning("the verdicts on kernels in %s %s: they are made again", self.path, trouble)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -135,6 +136,27 @@ def test_a_pipe_in_the_place_of_the_file_is_replaced(folder: Path) -> None:
     os.mkfifo(first.path)
     first.put(TWO, RIGHT)
     assert Verdicts(folder, "a device", "12.8", "12.9").all() == {TWO: RIGHT}
+
+
+def test_an_error_of_a_signals_handler_is_no_damage_of_the_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Verdicts(folder, "a device", "12.8", "12.9").put(ONE, RIGHT)
+
+    def handler(number: int, frame: Any) -> None:
+        raise TimeoutError("the program's own limit")
+
+    def interrupted(path: Path) -> bytes:
+        signal.raise_signal(signal.SIGUSR1)
+        pytest.fail("the handler raises")
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "read_bytes", interrupted)
+            with pytest.raises(TimeoutError, match="own limit"):
+                Verdicts(folder, "a device", "12.8", "12.9").all()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert Verdicts(folder, "a device", "12.8", "12.9").all() == {ONE: RIGHT}
 
 
 def test_a_kernel_that_either_of_two_processes_found_wrong_is_taken_by_none(folder: Path) -> None:

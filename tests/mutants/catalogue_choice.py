@@ -28,6 +28,12 @@ MUTANTS = (
         ("test_few_queries_after_a_prefill_are_decoded",),
     ),
     Mutant(
+        "an error of a signal's handler is put down to the file of verdicts",
+        TUNING,
+        (("            if came_from_signal(error):\n                raise\n", ""),),
+        ("test_an_error_of_a_signals_handler_is_no_damage_of_the_file",),
+    ),
+    Mutant(
         "the process of a trial takes a kernel that another has found wrong",
         AUTOTUNE,
         (("            final = verdicts.put(name, final)\n", "            verdicts.put(name, final)\n"),),
