@@ -172,12 +172,12 @@ class DeviceTier(ArenaTier):
         if not ahead or (len(ahead) == 1 and pointer in ahead):
             return stream
         with self._using:
-            if pointer in NULL_STREAMS or not self._is_captured(pointer):
-                others = ahead - {pointer}
+            others = self._ahead - {pointer}  # none once the tier is closed
+            if others and (pointer in NULL_STREAMS or not self._is_captured(pointer)):
                 for other in others:
                     stream.wait_event(self._used[other])
                 self._record(stream)  # which is behind them, even where nothing is launched now
-                ahead -= others
+                self._ahead -= others
         return stream
 
     def close(self) -> None:

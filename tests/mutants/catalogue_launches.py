@@ -322,7 +322,8 @@ MUTANTS = (
     Mutant(
         "the null stream beside a capture waits for no work over the arena",
         "pagedkv/tiers/device.py",
-        (("if pointer in NULL_STREAMS or not self._is_captured(pointer):", "if not self._is_captured(pointer):"),),
+        (("if others and (pointer in NULL_STREAMS or not self._is_captured(pointer)):",
+          "if others and not self._is_captured(pointer):"),),
         ("test_the_null_stream_is_never_asked_whether_it_is_captured",),
     ),
     Mutant(
