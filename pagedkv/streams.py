@@ -2,11 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from pagedkv.errors import InvalidArgument
+
+
+@dataclass(frozen=True, slots=True)
+class RawStream:
+    """A stream by its pointer, in CUDA's protocol and as CuPy's launch reads it."""
+
+    ptr: int
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        """Version of the protocol, and the pointer."""
+        return 0, self.ptr
+
+
+def external_stream(cupy: Any, pointer: int) -> Any:
+    """CuPy's own object for a stream of another library."""
+    make = getattr(getattr(cupy.cuda, "Stream", None), "from_external", None)  # since 14, where ExternalStream warns
+    return make(RawStream(pointer)) if make else cupy.cuda.ExternalStream(pointer)
 
 
 def stream_address(stream: Any) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 from pagedkv.interop.devices import device_code, stream_pointer
 from pagedkv.interop.dtypes import numpy_dtype
 from pagedkv.interop.view import View
+from pagedkv.streams import external_stream
 
 
 def as_cupy(view: View) -> Any:
@@ -25,7 +26,7 @@ def as_cupy(view: View) -> Any:
 def copy_of(view: View) -> View:
     """A compact copy on the same GPU, made on the view's stream."""
     cupy = importlib.import_module("cupy")
-    with cupy.cuda.Device(device_code(view.device)[1]), cupy.cuda.ExternalStream(stream_pointer(view.stream)):
+    with cupy.cuda.Device(device_code(view.device)[1]), external_stream(cupy, stream_pointer(view.stream)):
         array = as_cupy(view).copy(order="C")
     return View(
         array.data.ptr, array.shape, array.strides, view.dtype, view.device, read_only=False,

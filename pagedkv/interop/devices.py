@@ -7,7 +7,7 @@ import importlib
 from typing import Any
 
 from pagedkv.errors import ExchangeRefused, WrongType
-from pagedkv.streams import stream_address
+from pagedkv.streams import external_stream, stream_address
 
 CPU, CUDA, PINNED = 1, 2, 3  # DLPack: kDLCPU, kDLCUDA, kDLCUDAHost
 LEGACY_STREAM = 1  # as DLPack and the CUDA array interface write CUDA's default stream, which is 0 elsewhere
@@ -71,8 +71,8 @@ def run_after(later: int, earlier: int, device: int) -> None:
     """Make `later` wait, on the device, for the work launched on `earlier`."""
     if later == earlier:
         return
-    cuda = importlib.import_module("cupy").cuda
-    with cuda.Device(device):
-        event = cuda.Event(disable_timing=True)
-        event.record(cuda.ExternalStream(earlier))
-        cuda.ExternalStream(later).wait_event(event)
+    cupy = importlib.import_module("cupy")
+    with cupy.cuda.Device(device):
+        event = cupy.cuda.Event(disable_timing=True)
+        event.record(external_stream(cupy, earlier))
+        external_stream(cupy, later).wait_event(event)

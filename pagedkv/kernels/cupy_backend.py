@@ -13,7 +13,6 @@ import importlib
 import statistics
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,7 @@ from pagedkv.kernels.precompile import architecture
 from pagedkv.kernels.staging import Staging
 from pagedkv.kernels.tensor_map import Swizzle, encode_tensor_map
 from pagedkv.kernels.variant import Variant
-from pagedkv.streams import stream_address
+from pagedkv.streams import RawStream, external_stream, stream_address
 
 # cudaDeviceAttr, cudaError
 _MULTIPROCESSORS, _L2_BYTES, _SHARED_OPTIN, _MAJOR, _MINOR = 16, 38, 97, 75, 76
@@ -42,17 +41,6 @@ _ORDINARY_SHARED = 48 * 1024  # bytes a CTA may have without asking for more whe
 _ALL_SHARED = 100  # percent of the shared memory that a multiprocessor can have
 _MAX_TENSOR_MAPS = 4096
 _MAX_GRID_YZ = 65535
-
-
-@dataclass(frozen=True, slots=True)
-class _RawStream:
-    """A caller's stream, with the attribute that CuPy's launch reads."""
-
-    ptr: int
-
-    def __cuda_stream__(self) -> tuple[int, int]:
-        """Version of the protocol, and the pointer."""
-        return 0, self.ptr
 
 
 class CupyBackend:
@@ -294,8 +282,7 @@ class CupyBackend:
         if stream is None or stream.ptr == self._current_stream().ptr:
             return contextlib.nullcontext()
         if not hasattr(stream, "__enter__"):  # not CuPy's own
-            make = getattr(getattr(self._cupy.cuda, "Stream", None), "from_external", None)  # since CuPy 14
-            stream = make(_RawStream(stream.ptr)) if make else self._cupy.cuda.ExternalStream(stream.ptr)
+            stream = external_stream(self._cupy, stream.ptr)
         current: contextlib.AbstractContextManager[Any] = stream
         return current
 
@@ -354,7 +341,7 @@ def as_stream(stream: Any) -> Any:
     """
     if stream is None or isinstance(getattr(stream, "ptr", None), int):
         return stream
-    return _RawStream(stream_address(stream))
+    return RawStream(stream_address(stream))
 
 
 def _carrier(dtype: DTypeLike) -> np.dtype[Any]:

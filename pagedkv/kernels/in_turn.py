@@ -50,7 +50,7 @@ class InTurn:
         InvalidArgument
             The launches so far are being captured, and this stream is not: it cannot wait for a graph.
         """
-        given = stream if hasattr(stream, "ptr") else self._stream_of(stream)
+        given = self._stream_of(stream)
         pointer = int(given.ptr)
         with self._launching:
             if pointer != self._pointer or self._owed:

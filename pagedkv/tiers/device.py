@@ -23,7 +23,7 @@ from pagedkv import extras
 from pagedkv.errors import KernelsUnavailable, TierError
 from pagedkv.observe.callbacks import Log
 from pagedkv.spec.place import cuda_number
-from pagedkv.streams import stream_address
+from pagedkv.streams import external_stream, stream_address
 from pagedkv.tiers.base import check_size
 from pagedkv.tiers.memory import ArenaTier, anonymous_arena
 
@@ -257,16 +257,4 @@ def _as_stream(cupy: Any, stream: Any) -> Any:
     """
     if hasattr(stream, "wait_event") and hasattr(stream, "ptr"):
         return stream
-    foreign = _Foreign(stream_address(stream))
-    make = getattr(cupy.cuda.Stream, "from_external", None)  # since CuPy 14, where ExternalStream warns
-    return make(foreign) if make else cupy.cuda.ExternalStream(foreign.pointer)
-
-
-class _Foreign:
-    """A caller's stream, in CUDA's stream protocol."""
-
-    def __init__(self, pointer: int) -> None:
-        self.pointer = pointer
-
-    def __cuda_stream__(self) -> tuple[int, int]:
-        return 0, self.pointer
+    return external_stream(cupy, stream_address(stream))

@@ -124,7 +124,7 @@ def test_run_before_plan_is_an_error_that_says_what_to_call(device: Device) -> N
         ({"q": lambda b: b["q"][:, :3]}, pk.errors.LayoutMismatch, "q must be"),
         ({"q": lambda b: b["q"].astype(np.float32)}, pk.errors.WrongType, "q must hold float16, got dtype float32"),
         ({"k": lambda b: b["k"][..., :16]}, pk.errors.LayoutMismatch, "k_cache must be"),
-        ({"v": lambda b: b["v"].astype(np.float64)}, pk.errors.WrongType, "v_cache must hold float16, got dtype float64"),
+        ({"v": lambda b: b["v"].astype(np.float64)}, pk.errors.WrongType, "v_cache must hold float16, got .* float64"),
         ({"q": lambda b: b["q"][:2]}, pk.errors.LayoutMismatch, "q has 2 tokens"),
         ({"k": lambda b: np.swapaxes(np.swapaxes(b["k"], 2, 3).copy(), 2, 3)}, pk.errors.LayoutMismatch, "last axis"),
         ({"out": lambda b: np.empty((3, 4, 31), np.float16)}, pk.errors.LayoutMismatch, "out must be"),

@@ -94,6 +94,16 @@ def test_a_trial_of_prefill_has_row_tiles_in_parts(monkeypatch: pytest.MonkeyPat
             ("factor *= normaliser(sum) * v_scale;", "factor *= normaliser(sum) * v_scale * (p.lse ? 1.f : 2.f);"),
             id="without log-sum-exps",
         ),
+        pytest.param(
+            "decode_mma", CONFIG, 1,
+            ("return l > 0.f ? __fdividef(1.f, l) : 0.f;", "return __fdividef(1.f, l);"),
+            id="an empty sequence",
+        ),
+        pytest.param(
+            "prefill_mma", AttentionConfig(64, 64, 2, mask=True), 32,
+            ("largest == neg_inf() ? 0.f : largest * fold", "largest * fold"),
+            id="a tile that a mask hides",
+        ),
     ]),
 )  # fmt: skip
 def test_a_kernel_that_is_wrong_in_places_is_caught(

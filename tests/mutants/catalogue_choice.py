@@ -473,6 +473,18 @@ MUTANTS = (
         ("test_a_kernel_that_is_wrong_in_places_is_caught",),
     ),
     Mutant(
+        "each sequence of a check has keys",
+        TRIAL,
+        (("SEQ_LENS = (0, 1, 37, 300)", "SEQ_LENS = (1, 1, 37, 300)"),),
+        ("test_a_kernel_that_is_wrong_in_places_is_caught",),
+    ),
+    Mutant(
+        "no mask of a check hides a tile",
+        TRIAL,
+        (("bits[begin : begin + length // 8 + (length < 64)] = 0", "pass"),),
+        ("test_a_kernel_that_is_wrong_in_places_is_caught",),
+    ),
+    Mutant(
         "each run of a check asks for log-sum-exps",
         TRIAL,
         (("(ALL_CTAS, False), ", ""),),
