@@ -73,6 +73,7 @@ WHAT = {
     "tests/kernels/test_tuning.py": "files of another compiler or source",
     "tests/model/test_native_driver.py": "compiles a driver",
     "tests/model/test_placement_driver.py": "half of the seeds with all books recounted",
+    "tests/mutants/test_prepared.py": "starts the server that tries mutants",
     "tests/mutants/test_leaving.py": "an interpreter that aborts after tests that passed",
     "tests/mutants/test_mutants.py": "mutants, and the same tests on a copy without a mistake",
     "tests/oracle/test_groups_of_the_core.py": "a million moves of the core over groups of layers",

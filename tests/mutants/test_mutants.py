@@ -65,5 +65,6 @@ def test_the_same_tests_pass_where_nothing_is_wrong(tmp_path: Path) -> None:
 def test_the_suite_notices_that(mutant: Mutant, tmp_path: Path) -> None:
     modules = [mutant.module] if mutant.module else []
     outcome = trial(tmp_path / "copy", [mutant], modules, mutant.killers, mutant.proof_count)
+    assert not misfit(mutant), "the mistake is in the source itself, not in a copy"
     assert outcome.exit_code != 0, f"it survived {', '.join(mutant.killers)}"
     assert outcome.exit_code == 1, f"pytest could not say, and ended with {outcome.exit_code}:\n{outcome.output}"

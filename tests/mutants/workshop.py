@@ -5,11 +5,9 @@ The workshop puts one mistake into a copy of the sources and compiles it where n
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import os
 import shutil
-import subprocess
-import sys
 import sysconfig
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -17,8 +15,15 @@ from pathlib import Path
 
 from tests.mutants.edits import edited
 from tests.mutants.mutant import Mutant
+from tests.mutants.prepared import ONE_THREAD, Prepared
 
 ROOT = Path(__file__).parents[2]
+FOLDERS = (
+    "pagedkv", "tests",
+    "examples/policy_lfu",  # which tests of the core compile
+    "kernels_cu",  # which the interpreter runs
+    "bench",  # which tests of the static bar call
+)  # fmt: skip
 FILES = ("setup.py", "pyproject.toml", "README.md", "LICENSE")
 COMPILER = os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc"
 PYTESTS_OWN = ("PYTEST_ADDOPTS", "PYTEST_CURRENT_TEST", "PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT")
@@ -72,7 +77,9 @@ def trial(
         _copy(folder, modules)
         for mutant in mutants:
             path = folder / mutant.file
-            path.write_text(edited(mutant.file, path.read_text(), mutant.edits))
+            text = edited(mutant.file, path.read_text(), mutant.edits)
+            path.unlink()  # the source itself, by another name
+            path.write_text(text)
             for stale in path.parent.glob(f"__pycache__/{path.stem}.*"):
                 stale.unlink()
         if modules:
@@ -91,35 +98,30 @@ def unoptimised(folder: Path) -> Path:
 
 
 def _copy(folder: Path, modules: list[str]) -> None:
-    """Bytecode of other runs comes along: compiling it again takes as long as most killers."""
-    shutil.copytree(ROOT / "pagedkv", folder / "pagedkv", copy_function=_copy_one)
+    """Link all files that trials need, and bytecode, which takes long to compile."""
+    for name in FOLDERS:
+        ignored = shutil.ignore_patterns("test_mutants.py") if name == "tests" else None
+        shutil.copytree(ROOT / name, folder / name, ignore=ignored, copy_function=_link)
     for module in modules:
         package, _, name = module.rpartition(".")
         for compiled in (folder / package.replace(".", "/")).glob(f"{name}.*.so"):
             compiled.unlink()
-    without = shutil.ignore_patterns("test_mutants.py")
-    shutil.copytree(ROOT / "tests", folder / "tests", ignore=without, copy_function=_copy_one)
-    example = Path("examples", "policy_lfu")  # which tests of the core compile
-    shutil.copytree(ROOT / example, folder / example, ignore=shutil.ignore_patterns("build"))
-    shutil.copytree(ROOT / "kernels_cu", folder / "kernels_cu")  # which the interpreter runs
-    shutil.copytree(ROOT / "bench", folder / "bench", copy_function=_copy_one)  # which tests of the static bar call
     for name in FILES:
         if (ROOT / name).exists():
-            shutil.copy2(ROOT / name, folder)
+            _link(str(ROOT / name), str(folder / name))
 
 
-def _copy_one(source: str, copy: str) -> None:
-    """Link compiled files where the file system can: a compiler replaces them."""
-    if source.endswith((".pyc", ".so")):
-        with contextlib.suppress(OSError):
-            os.link(source, copy)
-            return
-    shutil.copy2(source, copy)
+def _link(source: str, link: str) -> None:
+    """One file under two names where the file system can; nothing may write into it."""
+    try:
+        os.link(source, link)
+    except OSError:
+        shutil.copy2(source, link)
 
 
 def _build(folder: Path, modules: list[str]) -> None:
     """Without optimisation, whatever setup.py asks for: compiling is most of a mutant's time."""
-    command = [sys.executable, "setup.py", "-q", "build_ext", "--inplace", "--only", ",".join(modules)]
+    command = ["setup.py", "-q", "build_ext", "--inplace", "--only", ",".join(modules)]
     done = _run(folder, command, CC=str(unoptimised(folder)))
     assert done.exit_code == 0, f"the mutant does not compile:\n{done.output}"
 
@@ -127,22 +129,25 @@ def _build(folder: Path, modules: list[str]) -> None:
 def _run_tests(folder: Path, tests: list[str], proof_count: int) -> Outcome:
     """One seed for hypothesis: a killer meets the same cases in every run."""
     options = ["-x", "-q", "-n", "0", "-m", "", "-p", "no:cacheprovider", "--hypothesis-seed=0"]
-    options += ["-p", "tests.mutants.leaving"]
-    command = [sys.executable, "-m", "pytest", *options, *tests]
+    options += ["-p", "tests.mutants.leaving", "-W", "ignore::pytest.PytestAssertRewriteWarning"]  # Hypothesis is there
+    command = ["-m", "pytest", *options, *tests]
     return _run(folder, command, **({"PAGEDKV_PROOF_COUNT": str(proof_count)} if proof_count else {}))
 
 
 def _run(folder: Path, command: list[str], **changes: str) -> Outcome:
-    """Run pytest in the copy.
+    """Run a command in the copy.
 
     Python finds the copy before any other pagedkv, also in processes that tests start.
     """
-    one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    environment = os.environ | one_thread | {"PYTHONPATH": str(folder)} | changes
+    environment = os.environ | ONE_THREAD | {"PYTHONPATH": str(folder)} | changes
     for name in (*PYTESTS_OWN, "PYTHONSAFEPATH"):
         environment.pop(name, None)
-    done = subprocess.run(
-        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        errors="replace", timeout=LIMIT_S, check=False,
-    )  # fmt: skip
-    return Outcome(done.returncode, done.stdout)
+    output = folder / "output"
+    exit_code = _prepared().run(command, folder, environment, output, LIMIT_S)
+    return Outcome(exit_code, output.read_text(errors="replace"))
+
+
+@functools.cache
+def _prepared() -> Prepared:
+    """The server of this process, started when first needed."""
+    return Prepared()
