@@ -21,6 +21,7 @@ from pagedkv.lab.replay.trace import Trace
 BOUND_STYLES = {"min": "--", "min-bypass": ":", "infinite": "-."}
 TIER_COLOURS = {"device": "#0b6e4f", "host": "#5aa17f", "disk": "#b7d3c4"}  # from hot to cold, also in grey
 POLICY_STYLES = (("o", "-"), ("s", "--"), ("^", "-."), ("D", ":"), ("v", "-"), ("P", "--"))  # not by colour alone
+FEW_BARS = 4  # the least that a plot of bars has room for
 
 
 def require_matplotlib() -> Any:
@@ -48,9 +49,11 @@ def plot(trace: Trace, results: Sequence[Result], out: str, references: Referenc
     """
     pyplot = require_matplotlib()
     references = references or References(trace)
-    figure, axes = pyplot.subplots(figsize=(9, 5.5), layout="constrained")
+    sizes = {r.capacity.blocks for r in results}
+    inches = 5.5 if len(sizes) > 1 else 2.2 + 0.4 * max(len(_as_bars(results)), FEW_BARS)
+    figure, axes = pyplot.subplots(figsize=(9, inches), layout="constrained")
     try:
-        if len({r.capacity.blocks for r in results}) > 1:
+        if len(sizes) > 1:
             _sweep(trace, results, references, axes, figure)
         else:
             _bars(trace, results, references, axes)
@@ -109,14 +112,21 @@ def _sweep(trace: Trace, results: Sequence[Result], references: References, axes
     label_ends(axes, ends)
 
 
+def _as_bars(results: Sequence[Result]) -> list[Result]:
+    """Those that a plot of bars has a bar for: bounds are lines, unless there is nothing else."""
+    return [r for r in results if r.policy not in BOUNDS] or list(results)
+
+
 def _bars(trace: Trace, results: Sequence[Result], references: References, axes: Any) -> None:
-    shown = [r for r in results if r.policy not in BOUNDS] or list(results)
+    from matplotlib.transforms import offset_copy
+
+    shown = _as_bars(results)
     names = [plain(r.policy) for r in shown]
     left = [0.0] * len(shown)
     for tier in TIER_NAMES:
         widths = [100 * r.hit_blocks[tier] / r.block_accesses for r in shown]
         if any(widths):
-            axes.barh(names, widths, left=left, height=0.4, color=TIER_COLOURS[tier], label=tier)
+            axes.barh(names, widths, left=left, height=0.36, color=TIER_COLOURS[tier], label=tier)
             left = [a + w for a, w in zip(left, widths, strict=True)]
     for name, r in zip(names, shown, strict=True):
         axes.annotate(
@@ -131,10 +141,12 @@ def _bars(trace: Trace, results: Sequence[Result], references: References, axes:
                       ha="left", va="bottom", rotation=90, fontsize=8)  # fmt: skip
     axes.margins(x=0.15)
     quiet(axes)
-    axes.invert_yaxis()
+    around = max(FEW_BARS - len(shown), 0) / 2  # as much room for each bar, however few there are
+    axes.set_ylim(len(shown) - 0.5 + around, -0.5 - around)
     tiers = ", ".join(f"{name} {blocks:,}" for name, blocks in shown[0].capacity.tiers())
     axes.set_xlabel(f"blocks: {tiers}")
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=3, frameon=False)  # below the axis: over no bar
+    below = offset_copy(axes.transAxes, axes.figure, y=-34, units="points")  # under the axis' name: over no bar
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, 0), bbox_transform=below, ncols=3, frameon=False)
 
 
 def _joined(bounds: Mapping[str, tuple[int, ...]]) -> list[tuple[list[str], tuple[int, ...]]]:
