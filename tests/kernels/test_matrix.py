@@ -8,6 +8,7 @@ slow run the others; ``-m full`` takes a set in which every three values occur.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -48,6 +49,7 @@ VARIANTS = {
     "everything": {"window": 40, "soft_cap": 5.0, "alibi": True, "sinks": True, "mask": True},
 }
 SLICE = 36
+PARTS = 12  # of a kernel's triples, a test each: a worker has one for minutes
 Q_LENS = [None, 2, 5, 40]  # None: decode, without q_indptr
 IN_PARTS = "in parts"  # the listed schedule, dividing row tiles of more than one key tile
 
@@ -144,9 +146,16 @@ def test_rows_that_another_gpu_lacks_are_not_launched_there() -> None:
         assert [lacking(device, kernel, rows[kernel.name]) for kernel in KERNELS].count(None) == number
 
 
+@functools.cache
+def triples(kernel: Kernel) -> list[Any]:
+    """Rows that hold every three values: found once, as this takes seconds."""
+    return list(rows_of(kernel, 3))
+
+
 @pytest.mark.full
+@pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
-def test_every_three_values_are_right(backend: Backend, kernel: Kernel) -> None:
-    for case in rows_of(kernel, 3):
-        if lacking(backend, *case.values) is None:  # type: ignore[arg-type]
-            check_row(backend, *case.values)  # type: ignore[arg-type]
+def test_every_three_values_are_right(backend: Backend, kernel: Kernel, part: int) -> None:
+    for case in triples(kernel)[part::PARTS]:
+        if lacking(backend, *case.values) is None:
+            check_row(backend, *case.values)
