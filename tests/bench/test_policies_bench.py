@@ -50,6 +50,7 @@ def small_traces(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_run_has_every_policy_at_every_size_and_all_of_its_views(small_traces: Path, tmp_path: Path) -> None:
     out, pictures = tmp_path / "policies.json", tmp_path / "pictures"
     arguments = ("--traces", str(small_traces), "--rounds", "1", "--only", "chat", "--only", "miniswe")

@@ -89,7 +89,8 @@ def power_fails(seed: int, path: Path) -> Outcome:
     return outcome
 
 
-@pytest.mark.parametrize("seeds", [range(4), pytest.param(range(4, 16), marks=pytest.mark.slow)], ids=["few", "more"])
+@pytest.mark.slow
+@pytest.mark.parametrize("seeds", [range(4), range(4, 16)], ids=["few", "more"])
 def test_no_mixture_of_old_and_new_pages_serves_wrong_bytes_or_purged_ones(seeds: range, tmp_path: Path) -> None:
     outcomes = [power_fails(seed, tmp_path / str(seed)) for seed in seeds]
     assert all(outcome.served for outcome in outcomes)  # some of it was there

@@ -108,6 +108,7 @@ def test_a_failed_block_is_not_offered_again(toy):
     assert toy.use(prompt(1)) == {}
 
 
+@pytest.mark.slow
 def test_failed_reads_under_traffic_never_give_wrong_content(open_cache, monkeypatch):
     monkeypatch.setattr(pagedkv.cache.tiered, "DiskTier", Flaky)
     choose = np.random.default_rng(5)

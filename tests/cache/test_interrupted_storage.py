@@ -221,6 +221,7 @@ class InTheRound(Tracer):
         return super()._enter(frame, event, arg) if of_round else None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("with_hook", "each"), [(False, 5), (True, 1)], ids=["no hook", "a hook"])
 def test_an_interrupt_at_any_line_of_a_callers_round_comes_out_and_stops_nothing(with_hook, each):
     counted, kept = InTheRound(), []

@@ -201,6 +201,7 @@ def interrupted_everywhere(prepare, call, most, kind=KeyboardInterrupt):
         cache.close()
 
 
+@pytest.mark.slow
 def test_an_interrupt_at_any_line_of_a_request_that_makes_room_stops_nothing_and_holds_nothing():
     def prepare():
         cache = pk.KVCache(SPEC, pk.Blocks(10), pk.Blocks(8))
@@ -216,6 +217,7 @@ def test_an_interrupt_at_any_line_of_a_request_that_makes_room_stops_nothing_and
         assert held(cache) == (0, 0, 0), point
 
 
+@pytest.mark.slow
 def test_an_interrupt_at_any_line_of_opening_forking_and_releasing_holds_no_row_and_no_owner():
     def prepare():
         cache = pk.KVCache(SPEC, pk.Blocks(16))

@@ -118,6 +118,7 @@ CALLS = st.sampled_from(
 )
 
 
+@pytest.mark.slow
 @MORE
 @given(st.lists(st.tuples(CALLS, st.integers(0, 30), st.integers(0, 3)), max_size=25))
 def test_any_order_of_calls_keeps_every_sequence_right(calls):

@@ -9,6 +9,7 @@ import pytest
 from tests.prose import BARS, ROOT, Counts, banned, clauses, count, files, long_first_lines, scars, vague_words
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parts", BARS, ids=lambda parts: parts[0])
 def test_prose_is_no_worse_than_it_was(parts):
     found, bars = count(parts), BARS[parts]

@@ -178,6 +178,7 @@ def test_any_number_of_multiprocessors_gives_the_same(
     check(backend, Case((400, 130, 1, 65), num_kv_heads=1))
 
 
+@pytest.mark.slow
 def test_more_parts_than_lanes_read_at_once(backend: Backend) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(backend, "num_sms", 40)  # slices of four tiles: 68 parts, and lanes read 64 at once

@@ -126,6 +126,7 @@ def test_two_ctas_share_a_multiprocessor_where_each_holds_two_tiles(changes: dic
     assert ctas * (tiling.shared_bytes + 2 * decode_tma.RESERVED_BYTES) <= decode_tma.SM_BYTES
 
 
+@pytest.mark.slow
 def test_a_plan_takes_other_lengths_after_update(backend: Backend) -> None:
     problems = [problem(Case(lens, num_kv_heads=1)) for lens in ((300, 5, 77), (1, 450, 0), (300, 5, 77))]
     config = problems[0].case.config

@@ -48,7 +48,7 @@ VARIANTS = {
     "mask": {"mask": True, "causal": False},
     "everything": {"window": 40, "soft_cap": 5.0, "alibi": True, "sinks": True, "mask": True},
 }
-SLICE = 36
+SLICE = 60
 PARTS = 12  # of a kernel's triples, a test each: a worker has one for minutes
 Q_LENS = [None, 2, 5, 40]  # None: decode, without q_indptr
 IN_PARTS = "in parts"  # the listed schedule, dividing row tiles of more than one key tile

@@ -96,6 +96,7 @@ def test_every_variant_in_parts(backend: Backend, variant: dict[str, Any]) -> No
     check_divided(backend, replace(LONG, group_size=2, **variant), "prefill_mma")
 
 
+@pytest.mark.slow
 def test_parts_without_a_key_and_parts_that_some_rows_do_not_see(backend: Backend, kernel: str) -> None:
     given = problem(Case((300,), (40,), group_size=8, num_kv_heads=1))
     plan = plan_of(backend, given, kernel)

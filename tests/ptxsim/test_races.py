@@ -184,6 +184,7 @@ def test_one_thread_publishes_its_own_writes() -> None:
     assert out[0] == 60
 
 
+@pytest.mark.slow
 def test_knowledge_passes_through_a_chain_of_ctas() -> None:
     """CTA i waits for CTA i-1 and then reads what CTA 0 wrote."""
     source = """extern "C" __global__ void k(int* data, int* flags, int* out) {

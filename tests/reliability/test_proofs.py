@@ -17,7 +17,7 @@ from tests.reliability.proofs import interrupts
 from tests.reliability.running import load, names, problem
 
 SEED = 1
-QUICK = frozenset({"api", "processes", "truncation"})
+QUICK = frozenset({"processes", "truncation"})
 COUNT = os.environ.get("PAGEDKV_PROOF_COUNT")  # instead of each proof's own quick figure
 
 

@@ -69,6 +69,7 @@ def test_the_report_has_the_keys_of_the_contract(data: Path, tmp_path: Path, cap
     assert "hit blocks" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_layers_of_a_model_keep_only_tokens_that_they_can_still_read(tmp_path: Path, capsys: Capture) -> None:
     config, out = tmp_path / "config.json", tmp_path / "report.json"
     config.write_text(json.dumps(CONFIGS["gpt-oss-120b"]), encoding="utf-8")

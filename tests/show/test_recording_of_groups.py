@@ -21,7 +21,6 @@ from pagedkv.observe.hooks import Span
 from tests.cache.test_by_group import SIZE, prompt
 from tests.cache.test_by_group import compute as attend
 from tests.cache.test_by_group_on_disk import NAMED, SPEC
-from tests.slices import one_in
 
 LOCAL, CHUNKED, FULL = pk.Attention(1, 2, window=9), pk.Attention(1, 2, chunk=12), pk.Attention(1, 2)
 LAYERS = {"window": [LOCAL, LOCAL, FULL], "both": [CHUNKED, FULL, pk.SameAs(0), LOCAL, LOCAL]}
@@ -111,7 +110,8 @@ def check(cache: pk.KVCache, recording: Recording, rows: dict[str, int]) -> int:
     return compared
 
 
-@pytest.mark.parametrize("seed", one_in(6, range(6)))
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("name", LAYERS)
 def test_after_random_steps_the_pages_are_those_of_the_books_and_the_bytes(
     name: str, seed: int, tmp_path: Path
