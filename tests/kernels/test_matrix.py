@@ -49,7 +49,7 @@ VARIANTS = {
     "everything": {"window": 40, "soft_cap": 5.0, "alibi": True, "sinks": True, "mask": True},
 }
 SLICE = 60
-PARTS = 12  # of a kernel's triples, a test each: a worker has one for minutes
+PARTS = 12  # tests of a kernel's triples: all in one met pytest's limit of 20 minutes on a busy machine
 Q_LENS = [None, 2, 5, 40]  # None: decode, without q_indptr
 IN_PARTS = "in parts"  # the listed schedule, dividing row tiles of more than one key tile
 
@@ -148,7 +148,7 @@ def test_rows_that_another_gpu_lacks_are_not_launched_there() -> None:
 
 @functools.cache
 def triples(kernel: Kernel) -> list[Any]:
-    """Rows that hold every three values: found once, as this takes seconds."""
+    """Rows in which every three values occur, found once for all parts."""
     return list(rows_of(kernel, 3))
 
 

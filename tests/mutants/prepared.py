@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import NoReturn
 
 IMPORTED = ("hypothesis.stateful", "numpy", "pytest", "setuptools")
+PATHS = ("PYTHONPATH", "PYTHONSAFEPATH")  # modules come from the command's folder, not from the caller's
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # a fork would not have the others
 
 
@@ -29,7 +30,7 @@ class Prepared:
 
     def __init__(self) -> None:
         """Start the server; it ends by `close`, or with this process."""
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+        environment = {name: value for name, value in os.environ.items() if name not in PATHS}
         self._server = subprocess.Popen(
             [sys.executable, __file__], cwd=os.sep, env=environment | ONE_THREAD,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
@@ -113,7 +114,8 @@ def _become(arguments: list[str], folder: str, environment: dict[str, str], outp
     nothing, printed = os.open(os.devnull, os.O_RDONLY), os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     for opened, number in ((nothing, 0), (printed, 1), (printed, 2)):
         os.dup2(opened, number)
-    os.closerange(3, max(nothing, printed) + 1)
+    os.close(nothing)
+    os.close(printed)
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)

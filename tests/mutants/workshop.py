@@ -24,6 +24,7 @@ FOLDERS = (
     "kernels_cu",  # which the interpreter runs
     "bench",  # which tests of the static bar call
 )  # fmt: skip
+IGNORED = shutil.ignore_patterns("test_mutants.py", "build")  # a compiler writes into the files of build/
 FILES = ("setup.py", "pyproject.toml", "README.md", "LICENSE")
 COMPILER = os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc"
 PYTESTS_OWN = ("PYTEST_ADDOPTS", "PYTEST_CURRENT_TEST", "PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT")
@@ -100,8 +101,7 @@ def unoptimised(folder: Path) -> Path:
 def _copy(folder: Path, modules: list[str]) -> None:
     """Link all files that trials need, and bytecode, which takes long to compile."""
     for name in FOLDERS:
-        ignored = shutil.ignore_patterns("test_mutants.py") if name == "tests" else None
-        shutil.copytree(ROOT / name, folder / name, ignore=ignored, copy_function=_link)
+        shutil.copytree(ROOT / name, folder / name, ignore=IGNORED, copy_function=_link)
     for module in modules:
         package, _, name = module.rpartition(".")
         for compiled in (folder / package.replace(".", "/")).glob(f"{name}.*.so"):

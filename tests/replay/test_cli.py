@@ -271,6 +271,27 @@ def test_plots_are_written(data: Path, tmp_path: Path, capsys: Capture) -> None:
     assert "must end in one of" in failing(capsys, *argv, "--plot", str(tmp_path / "plot.xyz"))
 
 
+@pytest.mark.parametrize("policies", [["lru"], ["lru", "arc", "s3fifo", "hazard"]], ids=len)
+def test_bars_are_thin_and_nothing_lies_over_the_axis_name(
+    policies: list[str], data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    drawn: list[Any] = []
+    monkeypatch.setattr(pyplot, "close", drawn.append)
+    asked = [part for policy in policies for part in ("--policy", policy)]
+    assert main(["replay", str(data / "chat.npz"), *asked, "--plot", str(tmp_path / "plot.png")]) == 0
+    monkeypatch.undo()
+    (figure,) = drawn
+    figure.draw_without_rendering()
+    (axes,) = figure.axes
+    bars = [patch.get_window_extent() for patch in axes.patches]
+    assert len({bar.y0 for bar in bars}) == len(policies)
+    assert max(bar.height for bar in bars) / figure.dpi < 0.25  # inches
+    legend, name = axes.get_legend().get_window_extent(), axes.xaxis.label.get_window_extent()
+    assert legend.y1 < name.y0
+    pyplot.close(figure)
+
+
 def test_an_odd_name_is_printed_and_drawn_as_it_is(data: Path, tmp_path: Path, capsys: Capture) -> None:
     pytest.importorskip("matplotlib")
     odd = tmp_path / "$\\frac{<b>$_\x1b[31m.npz"

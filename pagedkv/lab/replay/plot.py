@@ -50,13 +50,14 @@ def plot(trace: Trace, results: Sequence[Result], out: str, references: Referenc
     pyplot = require_matplotlib()
     references = references or References(trace)
     sizes = {r.capacity.blocks for r in results}
-    inches = 5.5 if len(sizes) > 1 else 2.2 + 0.4 * max(len(_as_bars(results)), FEW_BARS)
+    bars = [r for r in results if r.policy not in BOUNDS] or list(results)  # bounds are lines where there are others
+    inches = 5.5 if len(sizes) > 1 else 2.2 + 0.4 * max(len(bars), FEW_BARS)
     figure, axes = pyplot.subplots(figsize=(9, inches), layout="constrained")
     try:
         if len(sizes) > 1:
             _sweep(trace, results, references, axes, figure)
         else:
-            _bars(trace, results, references, axes)
+            _bars(trace, bars, references, axes)
         held = "" if references.generating is None else f", {references.generating:g} ms per output token"
         axes.set_title("prompt blocks found in the cache, % of accesses (more is better)", loc="left", fontsize=10)
         below = f"{plain(trace.name)}: {trace.num_requests:,} requests, {trace.num_unique:,} unique blocks{held}"
@@ -112,15 +113,9 @@ def _sweep(trace: Trace, results: Sequence[Result], references: References, axes
     label_ends(axes, ends)
 
 
-def _as_bars(results: Sequence[Result]) -> list[Result]:
-    """Those that a plot of bars has a bar for: bounds are lines, unless there is nothing else."""
-    return [r for r in results if r.policy not in BOUNDS] or list(results)
-
-
-def _bars(trace: Trace, results: Sequence[Result], references: References, axes: Any) -> None:
+def _bars(trace: Trace, shown: Sequence[Result], references: References, axes: Any) -> None:
     from matplotlib.transforms import offset_copy
 
-    shown = _as_bars(results)
     names = [plain(r.policy) for r in shown]
     left = [0.0] * len(shown)
     for tier in TIER_NAMES:
