@@ -6,6 +6,7 @@ A row for each file with a test that the quick run leaves to the slow one.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections import Counter
@@ -129,7 +130,8 @@ def place(test: str) -> str:
 def collect() -> dict[str, tuple[int, int]]:
     """Slow tests and all tests of each file that has slow ones; collects in another process."""
     command = [sys.executable, "-m", "tests.slow", "--collect"]
-    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
+    environment = {name: value for name, value in os.environ.items() if name != "PAGEDKV_MUTANTS"}  # all of them
+    done = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=True)
     return {row: (slow, of) for row, slow, of in json.loads(done.stdout.rpartition("\n\n")[2])}
 
 

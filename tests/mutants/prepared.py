@@ -93,8 +93,9 @@ def _serve() -> None:
         with contextlib.suppress(OSError):  # the fork was first
             os.setpgid(fork, fork)
         print(fork, flush=True)
+        os.waitid(os.P_PID, fork, os.WEXITED | os.WNOWAIT)
+        _end(fork)  # before its number can be another's
         status = os.waitpid(fork, 0)[1]
-        _end(fork)
         print(os.waitstatus_to_exitcode(status), flush=True)
 
 

@@ -3,12 +3,14 @@
 The workshop puts each mutant into a copy of the source.
 
 The same tests must pass on a copy that is built in the same way and has no mistake. Mutants whose `quick` is set are
-part of the quick run; the slow run tries the others. Workers of pytest-xdist try one mutant each at a time.
+part of the quick run; the slow run tries the others, or every Nth of them where ``PAGEDKV_MUTANTS=K/N`` says so.
+Workers of pytest-xdist try one mutant each at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +29,28 @@ ALL_KILLERS = tuple(sorted({test for mutant in MUTANTS for test in mutant.killer
 ALL_MODULES = tuple(sorted({mutant.module for mutant in MUTANTS if mutant.module}))
 
 
+def share(mutants: Sequence[Mutant], asked: str) -> list[Mutant]:
+    """The quick mutants, and every Nth of the others from the Kth on.
+
+    Parameters
+    ----------
+    mutants : of all rooms, in their order.
+    asked : ``K/N`` with 0 <= K < N, or nothing for all.
+
+    Raises
+    ------
+    ValueError
+        `asked` is neither.
+    """
+    number, of = (int(part) for part in (asked or "0/1").split("/"))
+    if not 0 <= number < of:
+        raise ValueError(f"PAGEDKV_MUTANTS={asked}: expected K/N with 0 <= K < N")
+    return [mutant for place, mutant in enumerate(mutants) if mutant.quick or place % of == number]
+
+
 def marked() -> Iterator[Any]:
-    """Every mutant as a case, slow unless it is one of the quick ones."""
-    for mutant in MUTANTS:
+    """The mutants to try as cases, slow unless they are among the quick ones."""
+    for mutant in share(MUTANTS, os.environ.get("PAGEDKV_MUTANTS", "")):
         marks = [] if mutant.quick else [pytest.mark.slow]
         yield pytest.param(mutant, id=mutant.name.replace(" ", "_"), marks=marks)
 
@@ -53,6 +74,18 @@ def test_every_mutant_fits_the_source_and_has_tests_that_exist() -> None:
 def test_a_few_rooms_have_one_mutant_in_the_quick_run() -> None:
     quick = {room: sum(mutant.quick for mutant in mutants) for room, mutants in ROOMS.items()}
     assert quick == {room: int(room in QUICK_ROOMS) for room in ROOMS}
+
+
+def test_the_shares_together_are_all_mutants() -> None:
+    shares = [share(MUTANTS, f"{number}/4") for number in range(4)]
+    quick = {mutant.name for mutant in MUTANTS if mutant.quick}
+    assert all(quick < {mutant.name for mutant in part} for part in shares)
+    slow = [mutant.name for part in shares for mutant in part if not mutant.quick]
+    assert sorted(slow) == sorted(mutant.name for mutant in MUTANTS if not mutant.quick)
+    assert share(MUTANTS, "") == list(MUTANTS)
+    for wrong in ("4/4", "-1/4", "1", "a/b", "0/0"):
+        with pytest.raises(ValueError, match=r"."):
+            share(MUTANTS, wrong)
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
@@ -31,9 +30,10 @@ def run(*options: str, limit_s: float = 900) -> subprocess.CompletedProcess[str]
     with subprocess.Popen(command, cwd=ROOT, stdout=pipe, stderr=pipe, text=True, start_new_session=True) as process:
         try:
             said, complained = process.communicate(timeout=limit_s)
-        finally:
-            with contextlib.suppress(ProcessLookupError):
+        except BaseException:
+            if process.poll() is None:  # else its number may be another group's
                 os.killpg(process.pid, signal.SIGKILL)
+            raise
     return subprocess.CompletedProcess(command, process.returncode, said, complained)
 
 
