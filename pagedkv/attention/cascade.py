@@ -143,14 +143,16 @@ class CascadeAttention:
         for attention in self.levels:
             attention.reset(stream=stream)
 
-    def run(self, q: Any, caches: Any, *, out: Any = None, lse: Any = None, stream: Any = None) -> Any:
+    def run(
+        self, q: Any, caches: Any, *, out: Any = None, lse: Any = None, sinks: Any = None, stream: Any = None
+    ) -> Any:
         """Attention of one layer for the planned batch.
 
         Parameters
         ----------
         q : [num_tokens, num_qo_heads, head_dim].
         caches : ``(k_cache, v_cache)`` of all levels, or one such pair per level; v_cache is None with ``v_in_k``.
-        out, lse, stream : as :meth:`PagedAttention.run`.
+        out, lse, sinks, stream : as :meth:`PagedAttention.run`.
 
         Raises
         ------
@@ -169,16 +171,16 @@ class CascadeAttention:
         if len(q) > self._max_tokens:
             raise LayoutMismatch(f"q has {len(q)} tokens, but this was made for {self._max_tokens}")
         check_outputs(config, (len(q), heads, config.head_dim_v), out, lse)
-        return self._in_order(stream, self._run_levels, q, pairs, out, lse, stream)
+        return self._in_order(stream, self._run_levels, q, pairs, out, lse, sinks, stream)
 
-    def _run_levels(self, q: Any, pairs: list[tuple[Any, Any]], out: Any, lse: Any, stream: Any) -> Any:
+    def _run_levels(self, q: Any, pairs: list[tuple[Any, Any]], out: Any, lse: Any, sinks: Any, stream: Any) -> Any:
         """Check all levels before the first of them is launched."""
         parts, lses = self._parts[:, : len(q)], self._lses[:, : len(q)]
         if parts.dtype != q.dtype:
             parts = parts.view(q.dtype)
         launches = [
-            attention.ready(q, k, v, parts[level], lses[level], None, None, stream)
-            for level, (attention, (k, v)) in enumerate(zip(self.levels, pairs, strict=True))
+            attention.ready(q, k, v, part, lse_of, None, None, sinks if attention is self.levels[-1] else None, stream)
+            for attention, (k, v), part, lse_of in zip(self.levels, pairs, parts, lses, strict=True)
         ]
         for attention, launch in zip(self.levels, launches, strict=True):
             attention.start(*launch, stream)

@@ -15,7 +15,7 @@ from pagedkv.attention.planned import Arrays
 from pagedkv.errors import InvalidArgument, LayoutMismatch, WrongType
 from pagedkv.kernels.arrays import check_place
 from pagedkv.kernels.backend import Backend
-from pagedkv.kernels.batch import Batch
+from pagedkv.kernels.batch import Batch, Options
 from pagedkv.kernels.config import AttentionConfig
 from pagedkv.kernels.dtypes import ITEMSIZES, kernel_dtype
 from pagedkv.kernels.params import address
@@ -38,6 +38,24 @@ def check_values_given(config: AttentionConfig, v_cache: Any, v_scale: Any) -> N
         raise InvalidArgument("v_in_k = True: v_scale must not be given, k_scale is that of the latents")
 
 
+def sinks_of(config: AttentionConfig, options: Options, given: Any) -> Any:
+    """A layer's sinks: those given, else the attention's own; None without sinks.
+
+    Raises
+    ------
+    InvalidArgument
+        There are none for a kernel that was made with sinks, or the other way round.
+    """
+    sinks = options.sinks if given is None else given
+    if (sinks is None) is config.sinks:
+        raise InvalidArgument(
+            "sinks = True: each run must be given its layer's sinks"
+            if sinks is None
+            else "sinks must not be given: this attention was made without, make one with sinks = True"
+        )
+    return sinks
+
+
 def with_values(config: AttentionConfig, num_kv_heads: int, arrays: Arrays) -> Arrays:
     """A layer's arrays where latents stand for V too: V is the first numbers of their rows.
 
@@ -48,12 +66,12 @@ def with_values(config: AttentionConfig, num_kv_heads: int, arrays: Arrays) -> A
     LayoutMismatch
         Latents of another shape.
     """
-    q, out, lse, latents, _, scale, _ = arrays
+    q, out, lse, latents, _, scale, _, sinks = arrays
     blocks = ("num_blocks", config.block_size) if config.block_size else ("num_kv_tokens",)
     if num_kv_heads == 1 and len(getattr(latents, "shape", ())) == len(blocks) + 1:
         latents = latents[..., None, :]
     check_shape("k_cache", latents, (*blocks, num_kv_heads, config.head_dim))
-    return q, out, lse, latents, latents[..., : config.head_dim_v], scale, scale
+    return q, out, lse, latents, latents[..., : config.head_dim_v], scale, scale, sinks
 
 
 def check_inputs(
@@ -66,8 +84,9 @@ def check_inputs(
     v_cache: Any,
     k_scale: Any,
     v_scale: Any,
+    sinks: Any,
 ) -> None:
-    """Raise unless Q, K, V and the scales fit the config and the batch.
+    """Raise unless Q, K, V, the scales and the sinks fit the config and the batch.
 
     Raises
     ------
@@ -92,6 +111,21 @@ def check_inputs(
     if len(q) > max_tokens:
         raise InvalidArgument(f"q has {len(q)} tokens, but this was made for max_tokens = {max_tokens}")
     _check_scales(config, num_kv_heads, k_scale, v_scale, k_cache)
+    check_per_head(num_kv_heads * config.group_size, sinks=sinks)
+
+
+def check_per_head(num_qo_heads: int, **arrays: Any) -> None:
+    """Raise unless all arrays but None are a float32 for each query head.
+
+    Raises
+    ------
+    WrongType, LayoutMismatch
+    """
+    for name, array in arrays.items():
+        if array is not None:
+            check_shape(name, array, (num_qo_heads,))
+            check_dtype(name, array, np.float32)
+            check_contiguous(name, array)
 
 
 def check_outputs(config: AttentionConfig, shape: tuple[int, int, int], out: Any, lse: Any) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagedkv import cpu
+from pagedkv.attention.planned import Arrays
 from pagedkv.errors import InvalidArgument, LayoutMismatch, PagedKVError, WrongType
 from pagedkv.kernels.attention import Batch, Options
 from pagedkv.kernels.config import AttentionConfig
@@ -31,25 +32,13 @@ def kernel_on_cpu(kernel: str) -> str:
 
 
 def attend_on_cpu(
-    q: NDArray[Any],
-    k: NDArray[Any],
-    v: NDArray[Any],
-    out: NDArray[Any],
-    batch: Batch,
-    options: Options,
-    config: AttentionConfig,
-    *,
-    exact: bool = False,
-    lse: NDArray[np.float32] | None = None,
-    k_scale: NDArray[np.float32] | None = None,
-    v_scale: NDArray[np.float32] | None = None,
+    arrays: Arrays, batch: Batch, options: Options, config: AttentionConfig, *, exact: bool = False
 ) -> None:
-    """Write the attention of `q` over `k` and `v` into `out` (and `lse`).
-
-    Shapes as in :class:`PagedAttention`.
+    """Write the attention of a layer into its `out` and, where there is one, its `lse`.
 
     Parameters
     ----------
+    arrays : those of `NAMES`, with shapes as in :class:`PagedAttention`.
     exact : the float64 reference computes.
 
     Raises
@@ -58,31 +47,21 @@ def attend_on_cpu(
         The arrays do not fit together. Nothing was written.
     """
     if exact:
-        _attend_exactly(q, k, v, out, batch, options, config, lse=lse, k_scale=k_scale, v_scale=v_scale)
+        _attend_exactly(arrays, batch, options, config)
         return
+    q, out, lse, k, v, k_scale, v_scale, sinks = arrays
     cpu.attend(
         q, k, v, batch.seq_lens, block_tables=batch.block_tables, q_indptr=batch.q_indptr, kv_indptr=batch.kv_indptr,
         out=out, lse=lse, softmax_scale=options.softmax_scale, causal=config.causal, window=options.window or None,
-        soft_cap=options.soft_cap or None, alibi_slopes=options.alibi_slopes, sinks=options.sinks, mask=batch.mask,
+        soft_cap=options.soft_cap or None, alibi_slopes=options.alibi_slopes, sinks=sinks, mask=batch.mask,
         mask_indptr=batch.mask_indptr, q_positions=_positions(batch, len(q)), k_scale=k_scale, v_scale=v_scale,
         q_dtype=config.q_dtype,
         kv_dtype=config.kv_dtype,
     )  # fmt: skip
 
 
-def _attend_exactly(
-    q: NDArray[Any],
-    k: NDArray[Any],
-    v: NDArray[Any],
-    out: NDArray[Any],
-    batch: Batch,
-    options: Options,
-    config: AttentionConfig,
-    *,
-    lse: NDArray[np.float32] | None,
-    k_scale: NDArray[np.float32] | None,
-    v_scale: NDArray[np.float32] | None,
-) -> None:
+def _attend_exactly(arrays: Arrays, batch: Batch, options: Options, config: AttentionConfig) -> None:
+    q, out, lse, k, v, k_scale, v_scale, sinks = arrays
     floats = _floats(q, config.q_dtype)
     tables = batch.block_tables
     k, v = _floats(k, config.kv_dtype), _floats(v, config.kv_dtype)
@@ -100,7 +79,7 @@ def _attend_exactly(
         exact, exact_lse = paged_attention(
             floats, k, v, tables, batch.seq_lens, indptr,
             softmax_scale=options.softmax_scale, causal=config.causal, window=options.window or None,
-            soft_cap=options.soft_cap or None, alibi_slopes=options.alibi_slopes, sinks=options.sinks,
+            soft_cap=options.soft_cap or None, alibi_slopes=options.alibi_slopes, sinks=sinks,
             mask=batch.mask, mask_indptr=batch.mask_indptr, q_positions=_positions(batch, len(q)), return_lse=True,
             out=np.zeros(out.shape, np.float64),
         )  # fmt: skip

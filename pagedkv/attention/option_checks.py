@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 from pagedkv.attention.checks import MAX_INT32
 from pagedkv.errors import InvalidArgument, WrongType
 from pagedkv.kernels.config import SCALE_MODES, SCHEDULES
-from pagedkv.kernels.dtypes import CUDA_NAMES
+from pagedkv.kernels.dtypes import CUDA_NAMES, ITEMSIZES
 from pagedkv.spec.layers import check_scale_of_latents
 from pagedkv.spec.sizes import check_flag, whole_number
 
@@ -84,6 +85,23 @@ def scale_of(softmax_scale: Any, head_dim: int, v_in_k: bool) -> float:
     if v_in_k:
         check_scale_of_latents(softmax_scale, head_dim)
     return head_dim**-0.5 if softmax_scale is None else float32_number(softmax_scale, "softmax_scale")
+
+
+def alignment_of(kv_alignment: int | None, kv_dtype: str, head_dim: int, head_dim_v: int) -> int:
+    """Bytes at a multiple of which rows of K and V begin.
+
+    By default the most that the rows allow, up to 16.
+
+    Raises
+    ------
+    InvalidArgument
+    """
+    size = ITEMSIZES[kv_dtype]
+    if kv_alignment is None:
+        return math.gcd(16, head_dim * size, head_dim_v * size)
+    if kv_alignment not in (1, 2, 4, 8, 16) or kv_alignment % size:
+        raise InvalidArgument(f"kv_alignment must be {size}..16 and a power of two, got {kv_alignment}")
+    return kv_alignment
 
 
 def _check_name(value: Any, name: str, names: Iterable[str] | None) -> None:

@@ -8,7 +8,6 @@ The idea of plan and run is FlashInfer's (Ye et al. 2025, MLSys). Here the plan 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Hashable
 from functools import partial
 from typing import Any
@@ -16,16 +15,23 @@ from typing import Any
 import numpy as np
 
 from pagedkv.attention.batch_checks import check_batch, check_queries
-from pagedkv.attention.checks import MAX_INT32, check_contiguous, check_dtype, check_shape, check_values
-from pagedkv.attention.layer_checks import check_inputs, check_outputs, check_places, check_values_given, with_values
+from pagedkv.attention.checks import MAX_INT32, check_values
+from pagedkv.attention.layer_checks import (
+    check_inputs,
+    check_outputs,
+    check_per_head,
+    check_places,
+    check_values_given,
+    sinks_of,
+    with_values,
+)
 from pagedkv.attention.numpy_attention import attend_on_cpu, kernel_on_cpu
-from pagedkv.attention.option_checks import check_options, float32_number, scale_of
+from pagedkv.attention.option_checks import alignment_of, check_options, float32_number, scale_of
 from pagedkv.attention.places import Device, backend_of, check_may_wait
 from pagedkv.attention.planned import NAMES, Arrays, Launch, Planned, no_launch
 from pagedkv.errors import ClosedError, InvalidArgument
 from pagedkv.kernels.attention import Batch, Options
 from pagedkv.kernels.config import AttentionConfig, ScaleMode
-from pagedkv.kernels.dtypes import ITEMSIZES
 from pagedkv.kernels.layer_kv import LayerKv
 from pagedkv.kernels.recipe import MAX_RECIPES, place, signature
 from pagedkv.kernels.select import make_plan
@@ -57,8 +63,8 @@ class PagedAttention:
         With less, prefill divides fewer long row tiles among multiprocessors.
     softmax_scale : default ``head_dim ** -0.5``; with `v_in_k` it must be given, the model's own.
     causal, window, soft_cap, alibi_slopes, sinks
-        Variants, as in :func:`pagedkv.reference.paged_attention`; slopes and sinks are float32 [num_qo_heads], on the
-        device of the attention.
+        As in :func:`pagedkv.reference.paged_attention`; slopes and sinks are float32 [num_qo_heads] on the attention's
+        device. ``sinks=True``: :meth:`run` takes those of each layer.
     custom_mask : whether :meth:`plan` is given a packed mask (speculative trees).
     scale_mode : ``"none"``, ``"tensor"``, ``"head"`` or ``"token_head"``: the granularity of quantised KV's scales.
     kernel : ``"auto"`` or a kernel's name (:mod:`pagedkv.kernels.select`); on the CPU ``"cpu"`` (as ``"auto"``: C in
@@ -131,29 +137,21 @@ class PagedAttention:
         cap = 0.0 if soft_cap is None else float32_number(soft_cap, "soft_cap")
         if soft_cap is not None and not np.float32(cap) > 0:
             raise InvalidArgument(f"soft_cap must be positive in float32, got {soft_cap}")
-        natural = math.gcd(16, *(n * ITEMSIZES[kv_dtype] for n in (head_dim, head_dim_v)))
-        alignment = natural if kv_alignment is None else kv_alignment
-        if alignment not in (1, 2, 4, 8, 16) or alignment % ITEMSIZES[kv_dtype]:
-            raise InvalidArgument(
-                f"kv_alignment must be {ITEMSIZES[kv_dtype]}..16 and a power of two, got {kv_alignment}"
-            )
+        alignment = alignment_of(kv_alignment, kv_dtype, head_dim, head_dim_v)
+        has_sinks = sinks is not None and sinks is not False
         self.config = AttentionConfig(
             int(head_dim), int(head_dim_v), int(num_qo_heads // num_kv_heads), dtype, kv_dtype, int(block_size), causal,
-            window is not None, soft_cap is not None, alibi_slopes is not None, sinks is not None, custom_mask,
+            window is not None, soft_cap is not None, alibi_slopes is not None, has_sinks, custom_mask,
             scale_mode, alignment, debug, v_in_k, positions,
         )  # fmt: skip
         self.num_qo_heads, self.num_kv_heads = int(num_qo_heads), int(num_kv_heads)
-        self.max_sequences = int(max_sequences)
+        self.max_sequences, self.max_q_len = int(max_sequences), int(max_q_len)
         self.backend = backend_of(device)
+        sinks = None if isinstance(sinks, bool) else sinks
         check_places(self.backend, alibi_slopes=alibi_slopes, sinks=sinks)
-        for name, array in (("alibi_slopes", alibi_slopes), ("sinks", sinks)):
-            if array is not None:
-                check_shape(name, array, (self.num_qo_heads,))
-                check_dtype(name, array, np.float32)
-                check_contiguous(name, array)
+        check_per_head(self.num_qo_heads, alibi_slopes=alibi_slopes, sinks=sinks)
         reach = min(int(window or 0), MAX_WINDOW)
         self._options = Options(scale, reach, cap, alibi_slopes, sinks)
-        self.max_q_len = int(max_q_len)
         self.max_tokens = int(max_tokens if max_tokens is not None else max_sequences * max_q_len)
         self._plan, self._in_turn = None, None  # on a GPU
         self._kernel_on_cpu = kernel_on_cpu(kernel) if self.backend is None else ""
@@ -284,6 +282,7 @@ class PagedAttention:
         lse: Any = None,
         k_scale: Any = None,
         v_scale: Any = None,
+        sinks: Any = None,
         stream: Any = None,
     ) -> Any:
         """Attention of one layer for the planned batch.
@@ -299,6 +298,7 @@ class PagedAttention:
             was seen.
         k_scale, v_scale : float32 [1], [num_kv_heads] or [num_blocks, block_size, num_kv_heads] by scale_mode, alike
             in strides. With ``v_in_k`` k_scale alone: it is that of the latents.
+        sinks : float32 [num_qo_heads], this layer's; default those that the attention was made with.
         stream : where the kernel runs. The host does not wait for it.
 
         Raises
@@ -308,10 +308,11 @@ class PagedAttention:
         WrongType, LayoutMismatch, InvalidArgument
             An array does not fit, or the launches before are being captured on another stream. Nothing was written.
         """
-        return self.start(*self.ready(q, k_cache, v_cache, out, lse, k_scale, v_scale, stream), stream)
+        return self.start(*self.ready(q, k_cache, v_cache, out, lse, k_scale, v_scale, sinks, stream), stream)
 
     def ready(
-        self, q: Any, k_cache: Any, v_cache: Any, out: Any, lse: Any, k_scale: Any, v_scale: Any, stream: Any
+        self, q: Any, k_cache: Any, v_cache: Any, out: Any, lse: Any, k_scale: Any, v_scale: Any, sinks: Any,
+        stream: Any,
     ) -> tuple[Launch, Arrays]:
         """First part of :meth:`run`: check a layer's arrays. Returns what :meth:`start` takes."""
         planned = self._planned
@@ -320,10 +321,10 @@ class PagedAttention:
         check_values_given(self.config, v_cache, v_scale)
         if self.config.v_in_k:
             v_cache, v_scale = k_cache, k_scale  # where V begins; its view is made once per form
-        arrays = (q, out, lse, k_cache, v_cache, k_scale, v_scale)
+        arrays = (q, out, lse, k_cache, v_cache, k_scale, v_scale, sinks_of(self.config, self._options, sinks))
         if self._plan is None:
             return self._ready_on_cpu(planned.batch, self._with_views(arrays))
-        return self._ready(planned, tuple(map(signature, arrays[3:])), arrays, stream)
+        return self._ready(planned, tuple(map(signature, arrays[3:7])), arrays, stream)
 
     def start(self, launch: Launch, arrays: Arrays, stream: Any) -> Any:
         """Last part of :meth:`run`: launch over arrays that have been checked. Returns the output."""
@@ -333,14 +334,19 @@ class PagedAttention:
             self._in_turn.take(stream, launch, arrays, stream)
         return arrays[1]
 
-    def run_layer(self, cache: LayerKv, q: Any, *, out: Any = None, lse: Any = None, stream: Any = None) -> Any:
+    def run_layer(
+        self, cache: LayerKv, q: Any, *, out: Any = None, lse: Any = None, sinks: Any = None, stream: Any = None
+    ) -> Any:
         """As :meth:`run` on a GPU, for a layer whose form is known already: it costs the host less."""
         planned = self._planned
         if planned is None or self._plan is None:
             return self.run(
-                q, cache.k, cache.v, out=out, lse=lse, k_scale=cache.k_scale, v_scale=cache.v_scale, stream=stream
-            )
-        arrays = (q, out, lse, cache.k, cache.v, cache.k_scale, cache.v_scale)
+                q, cache.k, cache.v, out=out, lse=lse, k_scale=cache.k_scale, v_scale=cache.v_scale, sinks=sinks,
+                stream=stream,
+            )  # fmt: skip
+        if sinks is not None or self.config.sinks:
+            sinks = sinks_of(self.config, self._options, sinks)
+        arrays = (q, out, lse, cache.k, cache.v, cache.k_scale, cache.v_scale, sinks)
         return self.start(*self._ready(planned, cache.signature, arrays, stream), stream)
 
     def _ready_on_cpu(self, batch: Batch, arrays: Arrays) -> tuple[Launch, Arrays]:
@@ -354,17 +360,13 @@ class PagedAttention:
         return partial(self._compute, batch), (q, out, lse, *kv)
 
     def _compute(self, batch: Batch, arrays: Arrays, stream: Any) -> None:
-        q, out, lse, k, v, k_scale, v_scale = arrays
-        attend_on_cpu(
-            q, k, v, out, batch, self._options, self.config, exact=self._kernel_on_cpu == "reference", lse=lse,
-            k_scale=k_scale, v_scale=v_scale,
-        )  # fmt: skip
+        attend_on_cpu(arrays, batch, self._options, self.config, exact=self._kernel_on_cpu == "reference")
 
     def _ready(self, planned: Planned, kv_form: Hashable, arrays: Arrays, stream: Any) -> tuple[Launch, Arrays]:
         """The launch over LAYER_ARRAYS; checks those whose form this batch has not had."""
         batch = planned.batch
-        q, out, lse = arrays[:3]
-        form = (kv_form, signature(q), signature(out), signature(lse))
+        q, out, lse, _, _, _, _, sinks = arrays
+        form = (kv_form, signature(q), signature(out), signature(lse), None if sinks is None else signature(sinks))
         launch = planned.launches.get(form)
         if launch is None:
             arrays = self._with_views(arrays)
@@ -385,11 +387,11 @@ class PagedAttention:
 
     def _new_launch(self, planned: Planned, form: Hashable, arrays: Arrays) -> Launch:
         """Check the outputs and places, and keep the launch for layers of this form."""
-        q, out, lse, k, v, k_scale, v_scale = arrays
+        q, out, lse, k, v, k_scale, v_scale, _ = arrays
         assert self.backend is not None
         assert self._plan is not None
         check_outputs(self.config, (len(q), self.num_qo_heads, self.config.head_dim_v), out, lse)
-        check_places(self.backend, q=q, k_cache=k, v_cache=v, out=out, lse=lse, k_scale=k_scale, v_scale=v_scale)
+        check_places(self.backend, **dict(zip(NAMES, arrays, strict=True)))
         batch, options = planned.batch, self._options
         made = self._plan.layer_launch(q, k, v, out, batch, options, lse=lse, k_scale=k_scale, v_scale=v_scale)
         if len(planned.launches) >= MAX_RECIPES:

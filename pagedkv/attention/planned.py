@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from pagedkv.kernels.batch import Batch
 
-NAMES = ("q", "out", "lse", "k_cache", "v_cache", "k_scale", "v_scale")  # a layer's arrays
+NAMES = ("q", "out", "lse", "k_cache", "v_cache", "k_scale", "v_scale", "sinks")  # a layer's arrays
 Arrays = tuple[Any, ...]
 Launch = Callable[[Arrays, Any], None]  # of one layer's arrays, on a stream
 

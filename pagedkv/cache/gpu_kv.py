@@ -212,10 +212,10 @@ class GpuKV:
         Made anew, twice as large, when a batch outgrows them, unless `stream` is being captured: InvalidArgument. Also
         once kernels can be tried for which there was no memory before.
         """
-        arrays = {name: variant.pop(name, None) for name in ("alibi_slopes", "sinks")}
+        slopes = variant.pop("alibi_slopes", None)
         decode = max_q_len == 1
         few = _room(max_q_len) * num_qo_heads <= FEW_ROWS * self.spec.num_kv_heads  # a draft's queries, say
-        key = (part, dtype, num_qo_heads, decode, few, *sorted(variant.items()), *map(place, arrays.values()))
+        key = (part, dtype, num_qo_heads, decode, few, *sorted(variant.items()), place(slopes))
         found = self._attentions.get(key)
         if (
             found is None
@@ -233,7 +233,7 @@ class GpuKV:
                 head_dim_v=spec.output_dim, v_in_k=spec.v_in_k, dtype=dtype, kv_dtype=spec.dtype,
                 scale_mode=spec.scale_mode,  # type: ignore[arg-type]
                 block_size=spec.block_size, max_sequences=_room(num_seqs), max_q_len=1 if decode else _room(max_q_len),
-                max_tokens=_room(num_tokens), device=self.backend, **variant, **arrays,
+                max_tokens=_room(num_tokens), device=self.backend, alibi_slopes=slopes, **variant,
             )  # fmt: skip
         return found
 
@@ -296,11 +296,14 @@ class GpuStepKV:
         mask_indptr: Any = None,
         return_lse: bool = False,
         out: Any = None,
+        sinks: Any = None,
         stream: Any = None,
         **variant: Any,
     ) -> Any:
         """Attention of the new tokens: ``o``, or ``(o, lse)``."""
         kv = self._kv
+        if sinks is not None:
+            variant["sinks"] = True  # each layer has its own: they are no part of the attention
         if kv.is_mine():
             raise nested()
         with kv.lock:
@@ -308,7 +311,7 @@ class GpuStepKV:
             try:
                 attention = self._planned_for(q, mask, mask_indptr, variant, stream)
                 lse = kv.backend.empty(q.shape[:2], np.float32, stream=stream) if return_lse else None
-                o = attention.run_layer(kv.attended(layer), q, out=out, lse=lse, stream=stream)
+                o = attention.run_layer(kv.attended(layer), q, out=out, lse=lse, sinks=sinks, stream=stream)
             finally:
                 kv.on_work(stream)
         return (o, lse) if return_lse else o
@@ -381,7 +384,7 @@ def _room(count: int) -> int:
 
 
 def _known_by(name: str, value: Any) -> Hashable:
-    """Key of a variant's value: of an array where it lies, as its attention keeps it alive."""
+    """Key of a variant's value: of slopes where they lie, as their attention keeps them alive."""
     if name in ("softmax_scale", "soft_cap"):
         return float32_number(value, name)
-    return place(value) if name in ("alibi_slopes", "sinks") else value
+    return place(value) if name == "alibi_slopes" else value

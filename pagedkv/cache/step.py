@@ -259,8 +259,8 @@ class Step:
             As :func:`pagedkv.reference.paged_attention`. On the CPU :mod:`pagedkv.cpu` computes (float32 inside), and
             that reference where q is float64 or `out` has another dtype than q; on a GPU the kernels of
             :class:`pagedkv.attention.PagedAttention` do, and arrays are CuPy arrays.
-            There sinks and slopes belong to an attention that the cache keeps, with its workspace: give the same memory
-            each time, and not a copy made for the call.
+            There slopes belong to an attention that the cache keeps, with its workspace: give the same memory each
+            time, and not a copy made for the call. A captured graph reads sinks where they were.
         kernel : on a GPU the name of the kernel, as :class:`pagedkv.attention.PagedAttention` takes it; "auto" for the
             best on this device.
         stream : CUDA stream

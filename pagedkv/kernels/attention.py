@@ -111,7 +111,7 @@ class AttentionPlan:
         """
         launch = self.layer_launch(q, k, v, out, batch, options, lse=lse, k_scale=k_scale, v_scale=v_scale)
         if launch is not None:
-            launch((q, out, lse, k, v, k_scale, v_scale), stream)
+            launch((q, out, lse, k, v, k_scale, v_scale, options.sinks), stream)
 
     def layer_launch(
         self,
@@ -128,7 +128,8 @@ class AttentionPlan:
     ) -> LayerLaunch | None:
         """The launches of :meth:`run` for arrays of these forms; None if there are no queries.
 
-        Parameters and errors as :meth:`run`. It is good for this batch, whose arrays it holds.
+        Parameters and errors as :meth:`run`, but that each launch is given its sinks. It is good for this batch, whose
+        arrays it holds.
         """
         num_seqs = len(batch.seq_lens)
         if not num_seqs or not len(q):
@@ -151,7 +152,7 @@ class AttentionPlan:
             "q_positions": batch.q_positions,
             "position_spans": batch.position_spans,
             "alibi_slopes": options.alibi_slopes,
-            "sinks": options.sinks,
+            "sinks": None,
             "mask": batch.mask,
             "mask_indptr": batch.mask_indptr,
             "q_token_stride": _stride(q, 0),

@@ -1,6 +1,6 @@
 """Attention of one layer, worked out once and repeated for arrays of the same form.
 
-``AttentionPlan.layer_launch`` makes one for a batch. A launch then writes at most seven addresses into a struct, and
+``AttentionPlan.layer_launch`` makes one for a batch. A launch then writes at most eight addresses into a struct, and
 with tensor maps those of the layer's K and V.
 """
 
@@ -15,7 +15,7 @@ from pagedkv.kernels.params import Params
 from pagedkv.kernels.recipe import Recipe
 from pagedkv.kernels.tensor_map import TENSOR_MAP_BYTES
 
-LAYER_ARRAYS = ("q", "o", "lse", "kv.k", "kv.v", "kv.k_scale", "kv.v_scale")  # of AttentionParams
+LAYER_ARRAYS = ("q", "o", "lse", "kv.k", "kv.v", "kv.k_scale", "kv.v_scale", "sinks")  # of AttentionParams
 _K, _V = LAYER_ARRAYS.index("kv.k"), LAYER_ARRAYS.index("kv.v")
 _MAP_WORDS = slice(0, 2 * TENSOR_MAP_BYTES // 8)
 MAX_MAPS = 4096  # layers of which a launch keeps the tensor maps

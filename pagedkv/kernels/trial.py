@@ -117,7 +117,7 @@ class Problem:
             self.q, self.k, self.v, self.out, self.batch, self.options, lse=self.lse, **self.scales
         )
         scales = (self.scales.get(name) for name in ("k_scale", "v_scale"))
-        arrays = (self.q, self.out, self.lse, self.k, self.v, *scales)
+        arrays = (self.q, self.out, self.lse, self.k, self.v, *scales, self.options.sinks)
         return lambda stream: made(arrays, stream)
 
 

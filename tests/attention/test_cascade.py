@@ -80,17 +80,20 @@ def test_three_levels_sinks_and_a_tree_mask_equal_attention_over_the_whole(devic
         [(*level[1:], q_indptr) for level, q_indptr in zip(levels, queries, strict=True)],
         mask=mask, mask_indptr=mask_indptr,
     )  # fmt: skip
-    o = cascade.run(q, [(level[0][0], level[0][1]) for level in levels])
     wholes = [np.concatenate([system, users[u], part], axis=1) for u, part in zip((0, 0, 1), own, strict=True)]
     whole_masks = [
         np.concatenate([np.ones((2, whole.shape[1] - tree.shape[1]), bool), tree], axis=1)
         for whole, tree in zip(wholes, trees, strict=True)
     ]
     whole_mask, whole_indptr = pack_mask(whole_masks)
-    exact, _ = one_by_one(
-        q, indptr, wholes, causal=False, sinks=sinks, soft_cap=6.0, mask=whole_mask, mask_indptr=whole_indptr
-    )
-    assert np.abs(o - exact).max() < 3e-3
+    caches = [(level[0][0], level[0][1]) for level in levels]
+    o = np.array(cascade.run(q, caches))
+    of_a_layer = np.array(cascade.run(q, caches, sinks=sinks + 3))
+    for found, own_sinks in ((o, sinks), (of_a_layer, sinks + 3)):
+        exact, _ = one_by_one(
+            q, indptr, wholes, causal=False, sinks=own_sinks, soft_cap=6.0, mask=whole_mask, mask_indptr=whole_indptr
+        )
+        assert np.abs(found - exact).max() < 3e-3
 
 
 def test_a_level_without_keys_for_a_request_leaves_the_others(device: Device) -> None:

@@ -78,6 +78,40 @@ def test_variants_reach_the_computation(device: Device) -> None:
     assert np.abs(paged.run(b["q"], b["k"], b["v"]) - expected(b, **options)[0]).max() < 2e-3
 
 
+def test_each_layer_may_have_sinks_of_its_own(device: Device) -> None:
+    b = batch(3, (9, 20), (3, 2))
+    first, second = np.array([0, 1, -1, 0.5], np.float32), np.array([4, 3, 2, 1], np.float32)
+    arrays = (b["q"], b["k"], b["v"])
+    paged = attention(device, max_q_len=4, sinks=True)
+    own = attention(device, max_q_len=4, sinks=first)
+    for one in (paged, own):
+        one.plan(b["tables"], b["lens"], b["indptr"])
+    for sinks in (first, second, first):  # the plan serves all of them
+        assert np.abs(paged.run(*arrays, sinks=sinks) - expected(b, sinks=sinks)[0]).max() < 2e-3
+    assert np.abs(own.run(*arrays, sinks=second) - expected(b, sinks=second)[0]).max() < 2e-3
+    assert np.abs(own.run(*arrays) - expected(b, sinks=first)[0]).max() < 2e-3
+
+
+def test_sinks_are_given_where_an_attention_was_made_for_them(device: Device) -> None:
+    b = batch(3, (9, 20), (3, 2))
+    arrays, sinks = (b["q"], b["k"], b["v"]), np.zeros(4, np.float32)
+    with_sinks, without = (attention(device, max_q_len=4, sinks=given) for given in (True, False))
+    for one in (with_sinks, without):
+        one.plan(b["tables"], b["lens"], b["indptr"])
+    with pytest.raises(pk.errors.InvalidArgument, match="each run must be given its layer's sinks"):
+        with_sinks.run(*arrays)
+    with pytest.raises(pk.errors.InvalidArgument, match="sinks must not be given"):
+        without.run(*arrays, sinks=sinks)
+    with_sinks.run(*arrays, sinks=sinks)
+    for wrong, error in (
+        (np.zeros(3, np.float32), pk.errors.LayoutMismatch),
+        (np.zeros(4, np.float64), pk.errors.WrongType),
+        (np.zeros(8, np.float32)[::2], pk.errors.LayoutMismatch),
+    ):
+        with pytest.raises(error, match="sinks"):
+            with_sinks.run(*arrays, sinks=wrong)
+
+
 def test_a_window_as_wide_as_there_can_be_hides_nothing(device: Device) -> None:
     """Queries before the first key, which calls that are not causal may have, see all keys."""
     b = batch(seq_lens=(2,), q_lens=(5,))

@@ -155,6 +155,30 @@ def test_slopes_and_sinks_must_lie_on_the_device(name: str) -> None:
         made(backend, kernel="decode_mma", **{name: np.ones(HEADS * GROUP, np.float32)})
 
 
+@pytest.mark.parametrize("kernel", KERNELS[:-1])  # prefill_wgmma has no sinks
+def test_the_sinks_of_each_layer_go_to_its_launch(kernel: str, worked_out: list[int]) -> None:
+    backend, arrays = Noting(), layer()
+    attention = made(backend, kernel=kernel, sinks=True)
+    attention.plan(**batch())
+    given = [aligned((HEADS * GROUP,), np.float32) for _ in range(3)]
+    for sinks in given:
+        attention.run(**arrays, sinks=sinks)
+    assert len(worked_out) == 1
+    structs = [launch.params[0] for launch in backend.launches if launch.kernel == kernel]
+    found = [(struct["attention"] if kernel == "decode_tma" else struct)["sinks"] for struct in structs]
+    assert found == [sinks.ctypes.data for sinks in given]
+
+
+def test_sinks_of_a_layer_must_lie_on_the_device() -> None:
+    backend, arrays = Noting(), layer()
+    attention = made(backend, kernel="decode_mma", sinks=True)
+    attention.plan(**batch())
+    backend.name = "cupy"
+    with pytest.raises(pk.errors.WrongType, match="is in host memory"):
+        attention.run(**arrays, sinks=np.ones(HEADS * GROUP, np.float32))
+    assert not [launch for launch in backend.launches if launch.kernel == "decode_mma"]
+
+
 def test_a_plan_over_the_same_arrays_keeps_the_launches_and_other_arrays_get_their_own(worked_out: list[int]) -> None:
     backend, arrays, first = Noting(), layer(), batch()
     attention = made(backend, kernel="decode_mma")

@@ -169,27 +169,72 @@ def test_options_that_are_no_numbers_are_refused_by_name(backend: Any, options: 
         step.attend(0, values(step.tokens, step.positions, 0), **options)
 
 
-def test_views_of_the_same_sinks_share_an_attention_which_keeps_them(
+def test_layers_with_sinks_of_their_own_share_one_attention_and_one_plan_for_each_step(
+    backend: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+    planned: list[str] = []
+    real, plan = gpu_kv.PagedAttention, PagedAttention.plan
+    monkeypatch.setattr(gpu_kv, "PagedAttention", lambda **given: made.append("one") or real(**given))
+    monkeypatch.setattr(PagedAttention, "plan", lambda *given, **more: planned.append("one") or plan(*given, **more))
+    numbers = np.array([[0.1] * HEADS, [3] * HEADS], np.float32)
+    with (
+        pk.KVCache(SPEC, pk.Blocks(4)) as exact,
+        pk.KVCache(SPEC, pk.Blocks(4), backend=backend) as cache,
+    ):
+        found: list[list[Any]] = []
+        for one in (exact, cache):
+            outputs, seq = [], one.sequence([1])
+            for token in (2, 3):
+                with one.step([seq]) as step:
+                    q, k, v = (values(step.tokens, step.positions, i) for i in range(3))
+                    for layer in range(SPEC.num_layers):
+                        step.write(layer, k, v)
+                        copied = numbers[layer % 2].copy()
+                        outputs.append(np.array(step.attend(layer, q, sinks=copied), np.float64))
+                    outputs.append(np.array(step.attend(0, q), np.float64))  # without any
+                seq.append(token)
+            seq.release()
+            found.append(outputs)
+    assert len(made) == 2  # with sinks, and without
+    assert len(planned) == 4  # each of them in each step
+    for wanted, got in zip(*found, strict=True):
+        assert np.abs(wanted - got).max() < 3e-3
+    first, second, without = found[1][:3]
+    assert np.abs(first - second).max() > 1e-2 < np.abs(first - without).max()
+
+
+def test_views_of_the_same_slopes_share_an_attention_which_keeps_them(
     backend: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made, real = [], gpu_kv.PagedAttention
     monkeypatch.setattr(gpu_kv, "PagedAttention", lambda **given: made.append(None) or real(**given))
     numbers = np.array([[0.1] * HEADS, [3] * HEADS], np.float32)
     kept = weakref.ref(numbers)
-    with pk.KVCache(SPEC, pk.Blocks(4), backend=backend) as cache, cache.sequence([1]) as seq:
+    with pk.KVCache(SPEC, pk.Blocks(4), backend=backend) as cache, cache.sequence([1, 2]) as seq:
         for _ in range(2):
             with cache.step([seq]) as step:
                 q, k, v = (values(step.tokens, step.positions, i) for i in range(3))
                 for layer in range(SPEC.num_layers):
                     step.write(layer, k, v)
-                first, again, other = (step.attend(0, q, sinks=numbers[row]) for row in (0, 0, 1))  # each a new view
-            assert len(made) == 2
+                views = (numbers[row] for row in (0, 0, 1))  # each a new one
+                first, again, other = (step.attend(0, q, alibi_slopes=slopes) for slopes in views)
             assert np.array_equal(first, again)
             assert not np.array_equal(first, other)
-            seq.append([2])
+            seq.append([3, 4])
+        assert len(made) == 2
         del numbers
         gc.collect()
         assert kept() is not None
+
+
+@pytest.mark.parametrize(
+    ("sinks", "error"),
+    [(np.zeros(HEADS - 1, np.float32), pk.errors.LayoutMismatch), (np.zeros(HEADS), pk.errors.WrongType)],
+)
+def test_sinks_that_do_not_fit_are_refused_by_name(backend: Any, sinks: Any, error: type[Exception]) -> None:
+    with one_step(backend) as step, pytest.raises(error, match="sinks"):
+        step.attend(0, values(step.tokens, step.positions, 0), sinks=sinks)
 
 
 def test_queries_of_another_dtype_are_refused_before_anything_is_launched(

@@ -60,7 +60,7 @@ MUTANTS = (
     Mutant(
         "V of latents is not scaled",
         CHECKS,
-        (("head_dim_v], scale, scale\n", "head_dim_v], scale, scale if scale is None else scale / scale\n"),),
+        (("head_dim_v], scale, scale, sinks", "head_dim_v], scale, scale if scale is None else scale / scale, sinks"),),
         ("test_latents_are_given_once",),
     ),
     Mutant(
@@ -90,7 +90,7 @@ MUTANTS = (
     Mutant(
         "the output is no part of the form",
         ATTENTION,
-        (("form = (kv_form, signature(q), signature(out), signature(lse))", "form = (kv_form, signature(q))"),),
+        (("(kv_form, signature(q), signature(out), signature(lse), None", "(kv_form, signature(q), None"),),
         ("test_another_form_that_fits_is_worked_out_anew",
          "test_another_form_that_does_not_fit_is_refused_as_the_first_time"),
     ),
@@ -396,7 +396,7 @@ MUTANTS = (
     Mutant(
         "a level runs before the arrays of the next one are checked",
         "pagedkv/attention/cascade.py",
-        (("launches = [\n", "launches = (\n"), ("pairs, strict=True))\n        ]", "pairs, strict=True))\n        )")),
+        (("launches = [\n", "launches = (\n"), ("lses, strict=True)\n        ]", "lses, strict=True)\n        )")),
         ("test_nonsense_is_refused_and_nothing_is_written",),
     ),
     Mutant(
@@ -448,16 +448,56 @@ MUTANTS = (
         ("test_positions_are_given_where_they_were_asked_for",),
     ),
     Mutant(
-        "each view of a layer's sinks has an attention of its own",
+        "each view of the same slopes has an attention of its own",
         GPU_KV,
-        (("*map(place, arrays.values()))", "*map(id, arrays.values()))"),),
-        ("test_views_of_the_same_sinks_share_an_attention_which_keeps_them",),
+        (("place(slopes))", "id(slopes))"),),
+        ("test_views_of_the_same_slopes_share_an_attention_which_keeps_them",),
     ),
     Mutant(
-        "sinks of one form are taken for each other",
+        "slopes of one form are taken for each other",
         GPU_KV,
-        (("    return place(value) if name in", "    return value.shape if name in"),),
-        ("test_views_of_the_same_sinks_share_an_attention_which_keeps_them",),
+        (("    return place(value) if name ==", "    return value.shape if name =="),),
+        ("test_views_of_the_same_slopes_share_an_attention_which_keeps_them",),
+    ),
+    Mutant(
+        "each layer's sinks have an attention of their own",
+        GPU_KV,
+        (
+            ('variant["sinks"] = True', 'variant["sinks"], sinks = sinks, None'),
+            ("*sorted(variant.items()), place(slopes))", 'place(variant.get("sinks")), place(slopes))'),
+            ('if name == "alibi_slopes" else', 'if name in ("alibi_slopes", "sinks") else'),
+        ),
+        ("test_layers_with_sinks_of_their_own_share_one_attention_and_one_plan_for_each_step",),
+    ),
+    Mutant(
+        "an attention's own sinks go before those of the layer",
+        "pagedkv/attention/layer_checks.py",
+        (("options.sinks if given is None else given", "given if options.sinks is None else options.sinks"),),
+        ("test_each_layer_may_have_sinks_of_its_own",),
+    ),
+    Mutant(
+        "a layer's sinks do not reach a cascade's last level",
+        "pagedkv/attention/cascade.py",
+        (("sinks if attention is self.levels[-1] else None, stream)", "None, stream)"),),
+        ("test_three_levels_sinks_and_a_tree_mask_equal_attention_over_the_whole",),
+    ),
+    Mutant(
+        "a kernel with sinks runs without any",
+        "pagedkv/attention/layer_checks.py",
+        (("    if (sinks is None) is config.sinks:", "    if False:"),),
+        ("test_sinks_are_given_where_an_attention_was_made_for_them",),
+    ),
+    Mutant(
+        "sinks of any form go to a launch",
+        ATTENTION,
+        (("None if sinks is None else signature(sinks))", "sinks is None)"),),
+        ("test_sinks_are_given_where_an_attention_was_made_for_them",),
+    ),
+    Mutant(
+        "sinks of a head too few are read",
+        "pagedkv/attention/layer_checks.py",
+        (("    check_per_head(num_kv_heads * config.group_size, sinks=sinks)\n", ""),),
+        ("test_sinks_that_do_not_fit_are_refused_by_name",),
     ),
     Mutant(
         "q has other tokens than q_indptr says",
