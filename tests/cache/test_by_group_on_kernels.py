@@ -58,6 +58,25 @@ def test_the_kernels_over_groups_compute_what_the_cpu_does_over_all_tokens(name:
         assert hits["device"] > 0
 
 
+def test_layers_in_groups_have_sinks_of_their_own(backend: Any) -> None:
+    spec, tokens = KINDS["windows"], prompt(1, 14)
+    draw = np.random.default_rng(0)
+    sinks = draw.standard_normal((spec.num_layers, 2 * HEADS)).astype(np.float32)
+    numbers = draw.standard_normal((3, spec.num_layers, len(tokens), 2 * HEADS, DIM)).astype(np.float32)
+    found: list[list[NDArray[Any]]] = []
+    for options in ({}, {"by_group": True, "backend": backend}):
+        with (
+            pk.KVCache(spec, pk.Blocks(60), **options) as cache,
+            cache.sequence(tokens) as seq,
+            cache.step([seq]) as step,
+        ):
+            found.append([])
+            for layer in range(spec.num_layers):
+                step.write(layer, *numbers[:2, layer, :, :HEADS])
+                found[-1].append(np.array(step.attend(layer, numbers[2, layer], sinks=sinks[layer].copy())))
+    np.testing.assert_allclose(found[1], found[0], atol=2e-5)
+
+
 @pytest.mark.parametrize(
     "name", ["windows", *(pytest.param(name, marks=pytest.mark.slow) for name in ("both", "int8"))]
 )
