@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from pagedkv.attention.checks import MAX_INT32
 from pagedkv.errors import InvalidArgument, WrongType
 from pagedkv.kernels.config import SCALE_MODES, SCHEDULES
 from pagedkv.kernels.dtypes import CUDA_NAMES, ITEMSIZES
+from pagedkv.kernels.recipe import place
 from pagedkv.spec.layers import check_scale_of_latents
 from pagedkv.spec.sizes import check_flag, whole_number
 
@@ -73,6 +74,19 @@ def float32_number(value: Any, name: str) -> float:
         shown = value if isinstance(value, float | np.floating) else "a larger whole number"
         raise InvalidArgument(f"{name} must be finite in float32, got {shown}")
     return float(value)
+
+
+def option_key(name: str, value: Any) -> Hashable:
+    """A key of an option's value: of slopes where they lie, as their attention keeps them.
+
+    Raises
+    ------
+    WrongType, InvalidArgument
+        A number that is none in float32.
+    """
+    if name in ("softmax_scale", "soft_cap"):
+        return float32_number(value, name)
+    return place(value) if name == "alibi_slopes" else value
 
 
 def scale_of(softmax_scale: Any, head_dim: int, v_in_k: bool) -> float:

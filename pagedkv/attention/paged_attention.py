@@ -9,7 +9,6 @@ The idea of plan and run is FlashInfer's (Ye et al. 2025, MLSys). Here the plan 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -334,20 +333,19 @@ class PagedAttention:
             self._in_turn.take(stream, launch, arrays, stream)
         return arrays[1]
 
-    def run_layer(
-        self, cache: LayerKv, q: Any, *, out: Any = None, lse: Any = None, sinks: Any = None, stream: Any = None
-    ) -> Any:
-        """As :meth:`run` on a GPU, for a layer whose form is known already: it costs the host less."""
-        planned = self._planned
-        if planned is None or self._plan is None:
-            return self.run(
-                q, cache.k, cache.v, out=out, lse=lse, k_scale=cache.k_scale, v_scale=cache.v_scale, sinks=sinks,
-                stream=stream,
-            )  # fmt: skip
-        if sinks is not None or self.config.sinks:
-            sinks = sinks_of(self.config, self._options, sinks)
-        arrays = (q, out, lse, cache.k, cache.v, cache.k_scale, cache.v_scale, sinks)
-        return self.start(*self._ready(planned, cache.signature, arrays, stream), stream)
+    def new_output(self, q: Any, stream: Any) -> Any:
+        """An array for the output of these queries, on the GPU."""
+        assert self.backend is not None
+        return self.backend.empty((q.shape[0], self.num_qo_heads, self.config.head_dim_v), q.dtype, stream=stream)
+
+    def launch_of(self, cache: LayerKv, arrays: Arrays) -> Launch:
+        """What :meth:`start` takes for arrays of these forms on a GPU, until the next plan.
+
+        The arrays are those of ``NAMES``, the layer's among them, and checked as :meth:`run` does.
+        """
+        assert self._planned is not None
+        sinks_of(self.config, self._options, arrays[7])
+        return self._ready(self._planned, cache.signature, arrays, None)[0]
 
     def _ready_on_cpu(self, batch: Batch, arrays: Arrays) -> tuple[Launch, Arrays]:
         q, out, lse, *kv = arrays
@@ -357,10 +355,11 @@ class PagedAttention:
         shape = (len(q), self.num_qo_heads, self.config.head_dim_v)
         out = np.empty(shape, q.dtype) if out is None else out
         check_outputs(self.config, shape, out, lse)
-        return partial(self._compute, batch), (q, out, lse, *kv)
 
-    def _compute(self, batch: Batch, arrays: Arrays, stream: Any) -> None:
-        attend_on_cpu(arrays, batch, self._options, self.config, exact=self._kernel_on_cpu == "reference")
+        def compute(arrays: Arrays, stream: Any) -> None:
+            attend_on_cpu(arrays, batch, self._options, self.config, exact=self._kernel_on_cpu == "reference")
+
+        return compute, (q, out, lse, *kv)
 
     def _ready(self, planned: Planned, kv_form: Hashable, arrays: Arrays, stream: Any) -> tuple[Launch, Arrays]:
         """The launch over LAYER_ARRAYS; checks those whose form this batch has not had."""
@@ -371,11 +370,10 @@ class PagedAttention:
         if launch is None:
             arrays = self._with_views(arrays)
             check_inputs(self.config, self.num_kv_heads, batch, self.max_tokens, q, *arrays[3:])
-        check_queries(batch, q)
+        if launch is None or isinstance(batch.q_indptr, np.ndarray):  # whose last value is no part of the form
+            check_queries(batch, q)
         if out is None:
-            assert self.backend is not None
-            shape = (q.shape[0], self.num_qo_heads, self.config.head_dim_v)
-            arrays = (q, self.backend.empty(shape, q.dtype, stream=stream), *arrays[2:])
+            arrays = (q, self.new_output(q, stream), *arrays[2:])
         if launch is None:
             launch = self._new_launch(planned, form, arrays)
         return launch, arrays

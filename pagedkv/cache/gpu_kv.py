@@ -19,8 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagedkv.attention import PagedAttention
-from pagedkv.attention.option_checks import float32_number
+from pagedkv.attention.option_checks import option_key
 from pagedkv.attention.places import check_may_wait
+from pagedkv.attention.planned import Launch
 from pagedkv.cache.gpu_layers import as_kernels_take, layer_kv, scales_of, with_v
 from pagedkv.cache.storage import StepTables
 from pagedkv.errors import InvalidArgument, UnsupportedVariant, WrongType
@@ -30,7 +31,7 @@ from pagedkv.kernels.block_ops import copy_blocks, fill_blocks
 from pagedkv.kernels.dtypes import kernel_dtype
 from pagedkv.kernels.gather_kv import gather_kv
 from pagedkv.kernels.layer_kv import LayerKv
-from pagedkv.kernels.recipe import place
+from pagedkv.kernels.recipe import place, signature
 from pagedkv.kernels.select import FEW_ROWS, kernel_on
 from pagedkv.kernels.tuning import REFERENCE
 from pagedkv.kernels.write_kv import write_kv
@@ -260,7 +261,8 @@ class GpuStepKV:
     def __init__(self, kv: GpuKV, arrays: StepTables, part: int) -> None:
         self._kv, self._arrays, self._part = kv, arrays, part
         self._on_device: dict[str, Any] = {}
-        self._attentions: dict[Hashable, PagedAttention] = {}  # of this step, by the form of queries and the variant
+        # by the forms of a call's arrays and its variant: the attention, and its launch with these masks
+        self._launches: dict[Hashable, tuple[PagedAttention, Launch, Any, Any]] = {}
         self._planned: dict[PagedAttention, tuple[Any, Any]] = {}  # for this step, with these masks
 
     def write(self, layer: int, k: Any, v: Any, stream: Any = None) -> None:
@@ -282,8 +284,9 @@ class GpuStepKV:
         with kv.lock:
             stream = kv.before_work(stream)
             try:
-                arrays = self._upload(stream)
-                write_kv(kv.cache(layer), arrays["slot_mapping"], *with_v((k, v)), stream=stream)
+                slots, cache = self._upload(stream)["slot_mapping"], kv.cache(layer)
+                k, v = with_v((k, v)) if cache.v is None else (k, v)
+                write_kv(cache, slots, k, v, stream=stream)
             finally:  # also of an upload before a refusal
                 kv.on_work(stream)
 
@@ -302,35 +305,46 @@ class GpuStepKV:
     ) -> Any:
         """Attention of the new tokens: ``o``, or ``(o, lse)``."""
         kv = self._kv
-        if sinks is not None:
-            variant["sinks"] = True  # each layer has its own: they are no part of the attention
         if kv.is_mine():
             raise nested()
+        if sinks is not None:
+            variant["sinks"] = True  # each layer has its own: they are no part of the attention
         with kv.lock:
             stream = kv.before_work(stream)
             try:
-                attention = self._planned_for(q, mask, mask_indptr, variant, stream)
+                self._upload(stream)
+                cache = kv.attended(layer)
+                form: tuple[Hashable, ...] = (cache.signature, signature(q), signature(out), return_lse, mask is None)
+                if variant:
+                    form += (signature(sinks), *((name, option_key(name, value)) for name, value in variant.items()))
+                launch: Launch | None = None
+                known = self._launches.get(form)
+                if known is not None and known[2] is mask and known[3] is mask_indptr:
+                    attention, launch = known[:2]
+                else:
+                    attention = self._planned_for(q, mask, mask_indptr, variant, stream)
+                if out is None:
+                    out = attention.new_output(q, stream)
                 lse = kv.backend.empty(q.shape[:2], np.float32, stream=stream) if return_lse else None
-                o = attention.run_layer(kv.attended(layer), q, out=out, lse=lse, sinks=sinks, stream=stream)
+                arrays = (q, out, lse, cache.k, cache.v, cache.k_scale, cache.v_scale, sinks)
+                if launch is None:
+                    launch = attention.launch_of(cache, arrays)
+                    self._launches[form] = (attention, launch, mask, mask_indptr)
+                attention.start(launch, arrays, stream)
             finally:
                 kv.on_work(stream)
-        return (o, lse) if return_lse else o
+        return (out, lse) if return_lse else out
 
     def _planned_for(
         self, q: Any, mask: Any, mask_indptr: Any, variant: dict[str, Any], stream: Any
     ) -> PagedAttention:
-        """The attention for queries of a form and a variant, with this step planned."""
-        arrays = self._upload(stream)
-        form: tuple[Hashable, ...] = (q.shape, q.dtype, mask is None)
-        if variant:
-            form += tuple((name, _known_by(name, value)) for name, value in variant.items())
-        attention = self._attentions.get(form)
-        if attention is None:
-            attention = self._attentions[form] = self._attention(q, mask is not None, variant, stream)
+        """The attention for queries and a variant, with this step planned."""
+        arrays, attention = self._on_device, self._attention(q, mask is not None, variant, stream)
         masks = self._planned.get(attention)
         # once per step: every layer with this variant has the same batch, but need not have the same mask
         if masks is None or masks[0] is not mask or masks[1] is not mask_indptr:
-            self._planned.pop(attention, None)  # an interrupt within may leave either plan
+            self._planned.pop(attention, None)  # an interrupt within may leave either plan, or a part of one
+            self._launches.clear()
             attention.plan(
                 arrays["block_tables"], arrays["seq_lens"], arrays["q_indptr"],
                 mask=mask, mask_indptr=mask_indptr, stream=stream,
@@ -356,7 +370,7 @@ class GpuStepKV:
         part = self._part
         if self._kv.uploaded.get(part) is not self:  # the first time, or another step came between
             self._kv.uploaded.pop(part, None)
-            self._attentions, self._planned = {}, {}
+            self._launches, self._planned = {}, {}
             self._on_device = {
                 name: self._kv.device_copy(f"{name} {part}", getattr(self._arrays, name), stream)
                 for name in _STEP_ARRAYS
@@ -381,10 +395,3 @@ def nested() -> InvalidArgument:
 def _room(count: int) -> int:
     """At least `count`, a power of two: so that growth is rare."""
     return 1 << max(0, count - 1).bit_length()
-
-
-def _known_by(name: str, value: Any) -> Hashable:
-    """Key of a variant's value: of slopes where they lie, as their attention keeps them alive."""
-    if name in ("softmax_scale", "soft_cap"):
-        return float32_number(value, name)
-    return place(value) if name == "alibi_slopes" else value

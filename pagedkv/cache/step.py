@@ -23,6 +23,7 @@ from pagedkv.observe.callbacks import is_refusal
 from pagedkv.spec.layers import check_scale_of_latents
 from pagedkv.spec.sizes import whole_number
 
+_NOT_UNDER_WAY = "this step is not under way: use it inside `with cache.step(...) as step:`"
 _VARIANT = ("softmax_scale", "window", "soft_cap", "alibi_slopes", "sinks", "mask", "mask_indptr", "causal", "kernel")
 MEASURED_TOKENS = 128  # a step of fewer tokens says little about the rate of long prompts
 
@@ -119,7 +120,7 @@ class Step:
             The step has not begun or is over.
         """
         if self._arrays is None:
-            raise ClosedError("this step is not under way: use it inside `with cache.step(...) as step:`")
+            raise ClosedError(_NOT_UNDER_WAY)
         return self._arrays
 
     @property
@@ -179,7 +180,8 @@ class Step:
             An array of another device, or a stream where there is no GPU.
         """
         bound, arrays = self._under_way
-        self._check_rows(arrays)
+        if not arrays.is_untouched:
+            self._check_rows(arrays)
         v = None if v is None else as_argument("v", v, stream=stream)
         bound.write(layer, as_argument("k", k, stream=stream), v, stream)
         self._written.add(int(layer) if self._engine.spec.reads is None else self._engine.spec.own_layer(layer))
@@ -348,8 +350,9 @@ class Step:
     @property
     def _under_way(self) -> tuple[BoundStep, StepArrays]:
         self._engine.check_open()
-        arrays, bound = self.arrays, self._bound
-        assert bound is not None
+        arrays, bound = self._arrays, self._bound
+        if arrays is None or bound is None:
+            raise ClosedError(_NOT_UNDER_WAY)
         return bound, arrays
 
 

@@ -50,12 +50,13 @@ class InTurn:
         InvalidArgument
             The launches so far are being captured, and this stream is not: it cannot wait for a graph.
         """
-        given = self._stream_of(stream)
-        pointer = int(given.ptr)
         with self._launching:
-            if pointer != self._pointer or self._owed:
-                with self._on_device():
-                    self._follow(pointer)
+            if stream is None or stream is not self._last or self._owed:  # else nearly every launch
+                given = self._stream_of(stream)
+                pointer = int(given.ptr)
+                if pointer != self._pointer or self._owed:
+                    with self._on_device():
+                        self._follow(pointer)
                 self._last, self._pointer = given, pointer
             return launch(*arguments)
 

@@ -144,11 +144,17 @@ def test_an_interrupt_after_a_plan_leaves_no_mask_in_anothers_place(backend: Any
             plan(*arguments, **options)
             raise KeyboardInterrupt
 
+        def noted(*arguments: Any, **options: Any) -> None:
+            planned.append("again")
+            plan(*arguments, **options)
+
+        planned: list[str] = []
         monkeypatch.setattr(PagedAttention, "plan", interrupted)
         with pytest.raises(KeyboardInterrupt):
             step.attend(0, q, mask=second, mask_indptr=bits)
-        monkeypatch.setattr(PagedAttention, "plan", plan)
+        monkeypatch.setattr(PagedAttention, "plan", noted)
         np.testing.assert_array_equal(step.attend(0, q, mask=first, mask_indptr=bits), wanted)
+        assert planned == ["again"], "of the interrupted plan there may be only a part"
 
 
 @contextmanager
@@ -233,8 +239,12 @@ def test_views_of_the_same_slopes_share_an_attention_which_keeps_them(
     [(np.zeros(HEADS - 1, np.float32), pk.errors.LayoutMismatch), (np.zeros(HEADS), pk.errors.WrongType)],
 )
 def test_sinks_that_do_not_fit_are_refused_by_name(backend: Any, sinks: Any, error: type[Exception]) -> None:
-    with one_step(backend) as step, pytest.raises(error, match="sinks"):
-        step.attend(0, values(step.tokens, step.positions, 0), sinks=sinks)
+    with one_step(backend) as step:
+        q = values(step.tokens, step.positions, 0)
+        for _ in range(2):
+            with pytest.raises(error, match="sinks"):
+                step.attend(0, q, sinks=sinks)
+            step.attend(0, q, sinks=np.zeros(HEADS, np.float32))
 
 
 def test_queries_of_another_dtype_are_refused_before_anything_is_launched(
@@ -262,6 +272,25 @@ def test_log_sum_exp_and_out_reach_the_caller(backend: Any) -> None:
             seq.release()
     assert np.abs(found[0][0] - found[1][0]).max() < 3e-3
     assert np.abs(found[0][1] - found[1][1]).max() < 3e-3
+
+
+def test_calls_of_a_step_with_other_outputs_are_worked_out_anew(backend: Any) -> None:
+    with one_step(backend) as step:
+        q = values(step.tokens, step.positions, 0)
+        apart = np.zeros((len(q), 2 * HEADS, SPEC.head_dim), np.float16)
+        wanted, wanted_lse = (np.array(x) for x in step.attend(0, q, return_lse=True))
+        for _ in range(2):
+            for out in (None, np.zeros_like(q), apart[:, ::2]):
+                np.testing.assert_array_equal(step.attend(0, q, out=out), wanted)
+                o, lse = step.attend(0, q, out=out, return_lse=True)
+                np.testing.assert_array_equal(o, wanted)
+                np.testing.assert_array_equal(lse, wanted_lse)
+            with pytest.raises(pk.errors.LayoutMismatch, match="out"):
+                step.attend(0, q, out=apart)
+            spread = np.zeros_like(apart)
+            spread[:, ::2] = q
+            np.testing.assert_array_equal(step.attend(0, spread[:, ::2]), wanted)
+        assert not apart[:, 1::2].any()
 
 
 def test_scatter_and_gather_are_each_others_inverse_on_the_kernels(backend: Any) -> None:

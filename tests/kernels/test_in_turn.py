@@ -38,6 +38,8 @@ class Streams:
         self.turns = InTurn(self.cupy, self.of, contextlib.nullcontext)
 
     def of(self, stream: Any) -> Any:
+        if hasattr(stream, "ptr"):
+            return stream
         return SimpleNamespace(ptr=self.current if stream is None else stream)
 
 
@@ -154,17 +156,18 @@ def test_a_capture_does_not_wait_for_work_outside_and_what_follows_does() -> Non
     assert streams.done == [("launch",)], "the earlier ones are waited for already"
 
 
-def test_work_on_the_stream_of_an_ended_capture_waits_for_that_before_the_capture() -> None:
+@pytest.mark.parametrize("last", [9, SimpleNamespace(ptr=9)], ids=["pointer", "object"])
+def test_work_on_the_stream_of_an_ended_capture_waits_for_that_before_the_capture(last: Any) -> None:
     streams = Streams()
     paged, layer = attention(Turning(streams)), arrays()
     paged.plan(*PLAN, stream=7)
     streams.captured = {8, 9}
-    for stream in (8, 9):  # a fork
+    for stream in (8, last):  # a fork
         paged.run(*layer, stream=stream)
     streams.captured = set()
     streams.done.clear()
     for _ in range(2):
-        paged.run(*layer, stream=9)
+        paged.run(*layer, stream=last)
     assert streams.done == [("record", 7), ("wait", 9), ("record", 8), ("wait", 9), ("launch",), ("launch",)]
 
 

@@ -9,6 +9,7 @@ CHECKS = "pagedkv/attention/layer_checks.py"
 GPU_KV = "pagedkv/cache/gpu_kv.py"
 IN_ORDER = "            stream = kv.before_work(stream)\n            try:\n                "
 HOLES = "test_blocks_that_no_window_reaches_need_not_be_there_but_all_others_must"
+OPTIONS = "pagedkv/attention/option_checks.py"
 IN_TURN, CAPTURES = "pagedkv/kernels/in_turn.py", "pagedkv/kernels/captures.py"
 COPY = "pagedkv/tiers/cuda_copy.py"
 ON_A_GPU = "return array.shape, array.strides, array.dtype, data.ptr & 15, data.device_id"
@@ -151,19 +152,19 @@ MUTANTS = (
     Mutant(
         "an attention on a GPU asks for the current stream again",
         "pagedkv/cache/gpu_kv.py",
-        ((IN_ORDER + "attention", IN_ORDER.replace("stream = ", "") + "attention"),),
+        ((IN_ORDER + "self._upload", IN_ORDER.replace("stream = ", "") + "self._upload"),),
         ("test_each_call_of_a_step_launches_on_the_one_stream_that_the_tier_names",),
     ),
     Mutant(
         "a write on a GPU leaves other threads in between its upload and its launch",
         "pagedkv/cache/gpu_kv.py",
-        (("        with kv.lock:\n" + IN_ORDER + "arrays", "        if True:\n" + IN_ORDER + "arrays"),),
+        (("        with kv.lock:\n" + IN_ORDER + "slots", "        if True:\n" + IN_ORDER + "slots"),),
         ("test_no_other_call_comes_between_an_upload_and_its_launch",),
     ),
     Mutant(
         "an attention on a GPU leaves other threads in between its upload and its launch",
         "pagedkv/cache/gpu_kv.py",
-        (("        with kv.lock:\n" + IN_ORDER + "attention", "        if True:\n" + IN_ORDER + "attention"),),
+        (("        with kv.lock:\n" + IN_ORDER + "self._upload", "        if True:\n" + IN_ORDER + "self._upload"),),
         ("test_no_other_call_comes_between_an_upload_and_its_launch",),
     ),
     Mutant(
@@ -175,8 +176,8 @@ MUTANTS = (
     Mutant(
         "a write on a GPU within a call of the same thread takes its buffers",
         GPU_KV,
-        (("            raise nested()\n        with kv.lock:\n" + IN_ORDER + "arrays",
-          "            pass\n        with kv.lock:\n" + IN_ORDER + "arrays"),),
+        (("            raise nested()\n        with kv.lock:\n" + IN_ORDER + "slots",
+          "            pass\n        with kv.lock:\n" + IN_ORDER + "slots"),),
         ("test_a_call_within_a_call_is_refused_and_the_outer_one_stays_right",),
     ),
     Mutant(
@@ -316,7 +317,7 @@ MUTANTS = (
     Mutant(
         "a step's masks are believed after an interrupted plan",
         GPU_KV,
-        (("            self._planned.pop(attention, None)  # an interrupt within may leave either plan\n", ""),),
+        (("            self._planned.pop(attention, None)  # an", "            # an"),),
         ("test_an_interrupt_after_a_plan_leaves_no_mask_in_anothers_place",),
     ),
     Mutant(
@@ -455,7 +456,7 @@ MUTANTS = (
     ),
     Mutant(
         "slopes of one form are taken for each other",
-        GPU_KV,
+        OPTIONS,
         (("    return place(value) if name ==", "    return value.shape if name =="),),
         ("test_views_of_the_same_slopes_share_an_attention_which_keeps_them",),
     ),
@@ -464,10 +465,52 @@ MUTANTS = (
         GPU_KV,
         (
             ('variant["sinks"] = True', 'variant["sinks"], sinks = sinks, None'),
+            ("option_key(name, value)", 'place(value) if name == "sinks" else option_key(name, value)'),
             ("*sorted(variant.items()), place(slopes))", 'place(variant.get("sinks")), place(slopes))'),
-            ('if name == "alibi_slopes" else', 'if name in ("alibi_slopes", "sinks") else'),
         ),
         ("test_layers_with_sinks_of_their_own_share_one_attention_and_one_plan_for_each_step",),
+    ),
+    Mutant(
+        "a step's launch is taken for other masks",
+        GPU_KV,
+        (("known[2] is mask and known[3] is mask_indptr", "True"),),
+        ("test_each_attention_of_a_step_has_its_own_mask",),
+    ),
+    Mutant(
+        "a step's launches outlive an interrupted plan",
+        GPU_KV,
+        (("            self._launches.clear()\n", ""),),
+        ("test_an_interrupt_after_a_plan_leaves_no_mask_in_anothers_place",),
+    ),
+    Mutant(
+        "a step's launch is taken for outputs of another form",
+        GPU_KV,
+        (("signature(q), signature(out), return_lse", "signature(q), return_lse"),),
+        ("test_calls_of_a_step_with_other_outputs_are_worked_out_anew",),
+    ),
+    Mutant(
+        "a step's launch without log-sum-exps is taken for one with them",
+        GPU_KV,
+        (("signature(out), return_lse, mask is None)", "signature(out), mask is None)"),),
+        ("test_calls_of_a_step_with_other_outputs_are_worked_out_anew",),
+    ),
+    Mutant(
+        "a step's launch is taken for queries of another form",
+        GPU_KV,
+        (("cache.signature, signature(q), signature(out)", "cache.signature, signature(out)"),),
+        ("test_calls_of_a_step_with_other_outputs_are_worked_out_anew",),
+    ),
+    Mutant(
+        "a step's launch is taken for sinks of another form",
+        GPU_KV,
+        (("form += (signature(sinks), *", "form += (None, *"),),
+        ("test_sinks_that_do_not_fit_are_refused_by_name",),
+    ),
+    Mutant(
+        "a launch on the stream of the last one is made while others wait to be followed",
+        IN_TURN,
+        (("stream is not self._last or self._owed:", "stream is not self._last:"),),
+        ("test_work_on_the_stream_of_an_ended_capture_waits_for_that_before_the_capture",),
     ),
     Mutant(
         "an attention's own sinks go before those of the layer",
@@ -507,7 +550,7 @@ MUTANTS = (
     ),
     Mutant(
         "a workspace may have a byte more than 63 bits count",
-        "pagedkv/attention/option_checks.py",
+        OPTIONS,
         (("(0, 2**63 - 1)", "(0, 2**63)"),),
         ("test_a_number_that_makes_no_sense_is_named",),
     ),
