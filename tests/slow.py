@@ -86,7 +86,7 @@ WHAT = {
     "tests/oracle/test_groups_of_the_core.py": "a million moves of the core over groups of layers",
     "tests/packaging/test_wheel.py": "builds and installs the wheel",
     "tests/ptxsim/test_races.py": "a chain of CTAs",
-    "tests/ranks/test_example.py": "a split model against the goldens",
+    "tests/ranks/test_example.py": "a split tiny model, and a number of ranks that does not divide it",
     "tests/ranks/test_lost.py": "half a minute of silence, and a kill between moves",
     "tests/realmodel": "SmolLM2 beyond its goldens, Gemma 3",
     "tests/reliability/test_api_places.py": "oddities in two in three calls",

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -21,20 +19,12 @@ pytestmark = pytest.mark.checkout
 
 
 def run(*options: str, limit_s: float = 900) -> subprocess.CompletedProcess[str]:
-    """Run the example in a process group of its own.
+    """Run the example.
 
-    After `limit_s`, which only tells a hang, the ranks are killed with it.
+    After `limit_s`, which only tells a hang, it is killed, and its ranks end with their pipes.
     """
     command = [sys.executable, "-m", "examples.ranks", *options]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, cwd=ROOT, stdout=pipe, stderr=pipe, text=True, start_new_session=True) as process:
-        try:
-            said, complained = process.communicate(timeout=limit_s)
-        except BaseException:
-            if process.poll() is None:  # else its number may be another group's
-                os.killpg(process.pid, signal.SIGKILL)
-            raise
-    return subprocess.CompletedProcess(command, process.returncode, said, complained)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=limit_s)
 
 
 def follow(path: Path, *options: str) -> dict[str, Any]:
@@ -79,7 +69,7 @@ def test_ranks_of_a_tiny_model_say_what_a_plain_float64_llama_says(tmp_path: Pat
     assert check(found, goldens) > 200
 
 
-@pytest.mark.slow
+@pytest.mark.full  # docs/testing.md says why
 @pytest.mark.realmodel
 def test_three_ranks_of_smollm2_say_the_golden_tokens() -> None:
     source = pytest.importorskip("examples.llama_numpy.source")
