@@ -26,7 +26,6 @@ pytestmark = pytest.mark.checkout
 QUICK_ROOMS = frozenset({"core", "groups", "cache", "disk", "scheduler"})
 FEW_CASES = 200  # of each proof among the killers, where nothing is wrong
 ALL_KILLERS = tuple(sorted({test for mutant in MUTANTS for test in mutant.killers}))
-ALL_MODULES = tuple(sorted({mutant.module for mutant in MUTANTS if mutant.module}))
 
 
 def share(mutants: Sequence[Mutant], asked: str) -> list[Mutant]:
@@ -48,9 +47,12 @@ def share(mutants: Sequence[Mutant], asked: str) -> list[Mutant]:
     return [mutant for place, mutant in enumerate(mutants) if mutant.quick or place % of == number]
 
 
+TRIED = share(MUTANTS, os.environ.get("PAGEDKV_MUTANTS", ""))
+
+
 def marked() -> Iterator[Any]:
     """The mutants to try as cases, slow unless they are among the quick ones."""
-    for mutant in share(MUTANTS, os.environ.get("PAGEDKV_MUTANTS", "")):
+    for mutant in TRIED:
         marks = [] if mutant.quick else [pytest.mark.slow]
         yield pytest.param(mutant, id=mutant.name.replace(" ", "_"), marks=marks)
 
@@ -90,7 +92,9 @@ def test_the_shares_together_are_all_mutants() -> None:
 
 @pytest.mark.slow
 def test_the_same_tests_pass_where_nothing_is_wrong(tmp_path: Path) -> None:
-    outcome = trial(tmp_path / "copy", [], ALL_MODULES, ALL_KILLERS, FEW_CASES)
+    modules = {mutant.module for mutant in TRIED if mutant.module}
+    killers = {test for mutant in TRIED for test in mutant.killers}
+    outcome = trial(tmp_path / "copy", [], modules, killers, FEW_CASES)
     assert outcome.exit_code == 0, outcome.output
 
 
