@@ -169,12 +169,18 @@ def test_the_sinks_of_each_layer_go_to_its_launch(kernel: str, worked_out: list[
     assert found == [sinks.ctypes.data for sinks in given]
 
 
+class OnDevice(np.ndarray):
+    """An array that says it lies on a device."""
+
+    __cuda_array_interface__: dict[str, Any] = {}
+
+
 def test_sinks_of_a_layer_must_lie_on_the_device() -> None:
-    backend, arrays = Noting(), layer()
+    backend, arrays = Noting(), {name: array.view(OnDevice) for name, array in layer().items()}
     attention = made(backend, kernel="decode_mma", sinks=True)
     attention.plan(**batch())
     backend.name = "cupy"
-    with pytest.raises(pk.errors.WrongType, match="is in host memory"):
+    with pytest.raises(pk.errors.WrongType, match="sinks is in host memory"):
         attention.run(**arrays, sinks=np.ones(HEADS * GROUP, np.float32))
     assert not [launch for launch in backend.launches if launch.kernel == "decode_mma"]
 

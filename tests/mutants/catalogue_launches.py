@@ -537,6 +537,12 @@ MUTANTS = (
         ("test_sinks_are_given_where_an_attention_was_made_for_them",),
     ),
     Mutant(
+        "a layer's sinks on the host are read by a GPU",
+        ATTENTION,
+        (("NAMES, arrays, strict=True)))\n        batch", "NAMES[:7], arrays)))\n        batch"),),
+        ("test_sinks_of_a_layer_must_lie_on_the_device",),
+    ),
+    Mutant(
         "sinks of a head too few are read",
         "pagedkv/attention/layer_checks.py",
         (("    check_per_head(num_kv_heads * config.group_size, sinks=sinks)\n", ""),),
