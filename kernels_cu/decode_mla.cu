@@ -27,7 +27,7 @@ using QLayout = TileLayout<HEAD_DIM / 8, ROW_TILE>;
 using ShareLayout = TileLayout<TILE_TOKENS / 8, ROW_TILE>;
 
 struct Shared {
-  u8 tiles[STAGES][KLayout::kBytes];  // at the end of a segment: o, float [ROW_TILE][HEAD_DIM_V]
+  u8 tiles[STAGES][KLayout::kBytes];  // at the end of a segment, from here up to factor: o, float [ROW_TILE][HEAD_DIM_V]
   u8 queries[QLayout::kBytes];
   u8 shares[ShareLayout::kBytes];
   float sums[kSplits][ROW_TILE][TILE_TOKENS + 4];
@@ -35,7 +35,8 @@ struct Shared {
   float power[ROW_TILE];   // divisor of the queries
   float ml[ROW_TILE][2];
 };
-static_assert(SHARED_BYTES >= sizeof(Shared) && sizeof(Shared::tiles) >= ROW_TILE * HEAD_DIM_V * sizeof(float), "");
+constexpr int kOutputBytes = sizeof(Shared::tiles) + sizeof(Shared::queries) + sizeof(Shared::shares) + sizeof(Shared::sums);
+static_assert(SHARED_BYTES >= sizeof(Shared) && kOutputBytes >= ROW_TILE * HEAD_DIM_V * sizeof(float), "");
 
 // The segment's tiles, one after the other. Blocks are looked up a tile ahead.
 struct LatentRing {

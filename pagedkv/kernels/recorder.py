@@ -12,9 +12,7 @@ from pagedkv.kernels.backend import Dim3
 from pagedkv.kernels.params import Params
 from pagedkv.kernels.tensor_map import TENSOR_MAP_BYTES, Swizzle
 from pagedkv.kernels.variant import Variant
-
-SHARED_LIMITS = {(7, 5): 64, (8, 6): 99, (8, 9): 99, (8, 0): 163, (8, 7): 163, (12, 0): 99, (12, 1): 99}  # KiB
-SHARED_LIMIT = 227  # KiB: of all others, from 9.0 on
+from pagedkv.kernels.warps import shared_limit
 
 
 class Recorder:
@@ -34,7 +32,7 @@ class Recorder:
     def __init__(self, capability: tuple[int, int]) -> None:
         self.capability = capability
         self.num_sms = 2
-        self.shared_limit = SHARED_LIMITS.get(capability, SHARED_LIMIT) << 10
+        self.shared_limit = shared_limit(capability)
         self.variants: list[Variant] = []
 
     def launch(

@@ -36,7 +36,7 @@ class Kernel:
     ----------
     name : of the .cu, and what callers ask for.
     unsupported : (config, capability) -> why it cannot compute that, None if it can.
-    tiling : (config, max_q_len) -> its tiling; called only for configs that it supports.
+    tiling : (config, max_q_len, capability) -> its tiling; called only for configs that it supports there.
     max_rows : rows (query, head of a group) of a sequence up to which it is the best choice; 0: any number.
     plan : makes its plan; every plan has the attributes and methods of :class:`AttentionPlan`.
     schedules : those it takes, the default first.
@@ -44,10 +44,15 @@ class Kernel:
 
     name: str
     unsupported: Callable[[AttentionConfig, tuple[int, int]], str | None]
-    tiling: Callable[[AttentionConfig, int], Tiling]
+    tiling: Callable[[AttentionConfig, int, tuple[int, int]], Tiling]
     max_rows: int = 0
     plan: Callable[..., Any] = AttentionPlan
     schedules: tuple[Schedule, ...] = ("even", "whole", "partitioned")
+
+
+def _anywhere(tiling: Callable[[AttentionConfig, int], Tiling]) -> Callable[..., Tiling]:
+    """A tiling that is the same on every device."""
+    return lambda config, max_q_len, capability: tiling(config, max_q_len)
 
 
 FEW_ROWS = 16  # of a sequence: the decode kernels take so many at once
@@ -55,13 +60,13 @@ FEW_ROWS = 16  # of a sequence: the decode kernels take so many at once
 # In the order of preference; where kernels cannot be tried, "auto" takes the first that can. A kernel without
 # timings stands behind one that takes every case it takes: only a trial puts it first.
 KERNELS: list[Kernel] = [
-    Kernel("decode_mma", decode_mma.unsupported, decode_mma.tiling, max_rows=FEW_ROWS),
-    Kernel("prefill_mma", prefill_mma.unsupported, prefill_mma.tiling, schedules=("listed", "whole")),
-    Kernel("decode_tma", decode_tma.unsupported, decode_tma.tiling, max_rows=FEW_ROWS),
-    Kernel("prefill_wgmma", prefill_wgmma.unsupported, prefill_wgmma.tiling, schedules=("listed", "whole")),
-    Kernel("decode_mla", decode_mla.unsupported, decode_mla.tiling),
-    Kernel("decode_mla_wgmma", decode_mla_wgmma.unsupported, decode_mla_wgmma.tiling),
-    Kernel("decode_simt", decode_simt.unsupported, lambda config, max_q_len: decode_simt.tiling(config)),
+    Kernel("decode_mma", decode_mma.unsupported, _anywhere(decode_mma.tiling), max_rows=FEW_ROWS),
+    Kernel("prefill_mma", prefill_mma.unsupported, _anywhere(prefill_mma.tiling), schedules=("listed", "whole")),
+    Kernel("decode_tma", decode_tma.unsupported, _anywhere(decode_tma.tiling), max_rows=FEW_ROWS),
+    Kernel("prefill_wgmma", prefill_wgmma.unsupported, _anywhere(prefill_wgmma.tiling), schedules=("listed", "whole")),
+    Kernel("decode_mla", decode_mla.unsupported, lambda config, _, capability: decode_mla.tiling(config, capability)),
+    Kernel("decode_mla_wgmma", decode_mla_wgmma.unsupported, _anywhere(decode_mla_wgmma.tiling)),
+    Kernel("decode_simt", decode_simt.unsupported, lambda config, *_: decode_simt.tiling(config)),
 ]
 
 
@@ -100,7 +105,7 @@ def choose(
                 reasons.append(f"{kernel.name}: {reason}")
             elif name != "auto":
                 return kernel
-            elif not has_tensor_maps and kernel.tiling(config, max_q_len).box_tokens:
+            elif not has_tensor_maps and kernel.tiling(config, max_q_len, capability).box_tokens:
                 reasons.append(f"{kernel.name}: the driver makes no tensor maps")
             elif not best_only or _takes(kernel, config, max_q_len):
                 return kernel
@@ -109,7 +114,7 @@ def choose(
 
 def select(config: AttentionConfig, capability: tuple[int, int], name: str = "auto", *, max_q_len: int = 1) -> Tiling:
     """Tiling of the kernel that :func:`choose` gives, with its parameters and errors."""
-    return choose(config, capability, name, max_q_len=max_q_len).tiling(config, max_q_len)
+    return choose(config, capability, name, max_q_len=max_q_len).tiling(config, max_q_len, capability)
 
 
 def _takes(kernel: Kernel, config: AttentionConfig, max_q_len: int) -> bool:
@@ -129,7 +134,7 @@ def candidates(backend: Backend, config: AttentionConfig, max_q_len: int) -> lis
         if kernel.name != REFERENCE
         and kernel.unsupported(config, backend.capability) is None
         and _takes(kernel, config, max_q_len)
-        and (maps or not kernel.tiling(config, max_q_len).box_tokens)
+        and (maps or not kernel.tiling(config, max_q_len, backend.capability).box_tokens)
     ]
     few = [kernel for kernel in able if kernel.max_rows]
     return few or able
@@ -199,5 +204,5 @@ def make_plan(
         )
     if schedule == "partitioned" and not max_seq_len:
         raise InvalidArgument("the partitioned schedule needs max_seq_len, which sizes its grid and workspace")
-    tiling = chosen.tiling(config, max_q_len)
+    tiling = chosen.tiling(config, max_q_len, backend.capability)
     return chosen.plan(backend, config, tiling, schedule, max_q_len=max_q_len, max_seq_len=max_seq_len, **sizes)

@@ -1,6 +1,14 @@
-"""Shared memory of decode kernels: tiles of K and V, and the warps' final states."""
+"""Shared memory: of a device, and of decode kernels' tiles of K and V and the warps' final states."""
 
 from __future__ import annotations
+
+SHARED_LIMITS = {(7, 5): 64, (8, 6): 99, (8, 9): 99, (8, 0): 163, (8, 7): 163, (12, 0): 99, (12, 1): 99}  # KiB
+SHARED_LIMIT = 227  # KiB: of all others, from 9.0 on
+
+
+def shared_limit(capability: tuple[int, int]) -> int:
+    """Bytes of shared memory that one CTA may ask for; a multiprocessor has 1 KiB more."""
+    return SHARED_LIMITS.get(capability, SHARED_LIMIT) << 10
 
 
 def tile_bytes(row_bytes: int, rows: int) -> int:

@@ -124,7 +124,8 @@ def check_row(backend: Backend, kernel: Kernel, row: list[Any]) -> None:
         if row[-1] == IN_PARTS:
             patch.setattr(schedules, "MIN_PART_KEYS", 1)
         plan = kernel.plan(
-            backend, case.config, kernel.tiling(case.config, longest), schedule, num_kv_heads=case.num_kv_heads,
+            backend, case.config, kernel.tiling(case.config, longest, backend.capability), schedule,
+            num_kv_heads=case.num_kv_heads,
             max_sequences=len(case.seq_lens), max_q_len=longest, max_tokens=len(given.q),
             max_seq_len=max(max(case.seq_lens), 1),
         )  # fmt: skip

@@ -266,7 +266,7 @@ MUTANTS = (
     Mutant(
         "a kernel that needs tensor maps is tried without them",
         "pagedkv/kernels/select.py",
-        (("        and (maps or not kernel.tiling(config, max_q_len).box_tokens)\n", ""),),
+        (("        and (maps or not kernel.tiling(config, max_q_len, backend.capability).box_tokens)\n", ""),),
         ("test_a_device_without_tensor_maps_tries_no_kernel_that_needs_them",),
     ),
     Mutant(

@@ -8,7 +8,7 @@ DECODE_TMA, DECODE_MLA = "pagedkv/kernels/decode_tma.py", "pagedkv/kernels/decod
 DRIVER, MAPS = "pagedkv/kernels/driver.py", "pagedkv/kernels/tensor_map.py"
 BACKEND = "pagedkv/kernels/cupy_backend.py"
 TWO_CTAS = ("test_two_ctas_share_a_multiprocessor_where_each_holds_two_tiles",)
-OF_LATENTS = ("test_rows_and_ctas_by_the_number_of_heads_and_as_many_tiles_as_fit",)
+OF_LATENTS = ("test_rows_and_ctas_by_the_number_of_heads_and_as_many_tiles_as_fit_on_the_device",)
 RUNS = ("test_l2_fetches_no_more_than_a_contiguous_run_at_a_time",)
 OLD_DRIVER = ("test_a_kernel_with_tma_is_refused_by_a_driver_older_than_tensor_maps",)
 CARVE_OUT = ("test_a_kernel_may_use_all_shared_memory_from_the_moment_it_is_loaded",)
@@ -35,26 +35,50 @@ MUTANTS = (
     Mutant(
         "few heads over latents have a multiprocessor to themselves",
         DECODE_MLA,
-        (("> MANY_ROWS else (16, 2)", "> MANY_ROWS else (16, 1)"),),
+        (("FEW_SHAPES = ((16, 2), (16, 1))", "FEW_SHAPES = ((16, 1),)"),),
         OF_LATENTS,
     ),
     Mutant(
         "17 heads over latents take two tiles of 16 rows",
         DECODE_MLA,
-        (("> MANY_ROWS else (16, 2)", "> 2 * MANY_ROWS else (16, 2)"),),
+        (("config.group_size > MANY_ROWS else", "config.group_size > 2 * MANY_ROWS else"),),
         OF_LATENTS,
     ),
     Mutant(
         "tiles of latents leave no room for what every CTA needs",
         DECODE_MLA,
-        (("SM_BYTES // ctas - 2 * RESERVED_BYTES - rest) // tile", "SM_BYTES // ctas) // tile"),),
-        OF_LATENTS,
+        ((" // ctas - 2 * RESERVED_BYTES\n", " // ctas\n"),),
+        ("test_every_cta_leaves_room_for_what_it_has_beside_its_tiles",),
     ),
     Mutant(
         "latents have a tile less than there is room for",
         DECODE_MLA,
-        (("rest) // tile, MAX_STAGES)", "rest) // tile - 1, MAX_STAGES)"),),
+        (("// latents_bytes(config), MAX_STAGES)", "// latents_bytes(config) - 1, MAX_STAGES)"),),
         OF_LATENTS,
+    ),
+    Mutant(
+        "tiles of latents fill the shared memory of another device",
+        DECODE_MLA,
+        (("(shared_limit(capability) + RESERVED_BYTES) // ctas", "(shared_limit((9, 0)) + RESERVED_BYTES) // ctas"),),
+        OF_LATENTS,
+    ),
+    Mutant(
+        "the tiling is that of an H100 on every device",
+        "pagedkv/kernels/select.py",
+        (("decode_mla.tiling(config, capability))", "decode_mla.tiling(config, (9, 0)))"),),
+        OF_LATENTS,
+    ),
+    Mutant(
+        "one tile of latents is enough",
+        DECODE_MLA,
+        (("MIN_STAGES, MAX_STAGES = 2, 6", "MIN_STAGES, MAX_STAGES = 1, 6"),),
+        ("test_latents_of_which_two_tiles_do_not_fit_are_refused_with_the_bytes",),
+    ),
+    Mutant(
+        "many heads take no tiles of 16 rows where those of 32 do not fit",
+        DECODE_MLA,
+        (("MANY_SHAPES = ((32, 1), *FEW_SHAPES)", "MANY_SHAPES = ((32, 1),)"),),
+        ("test_many_heads_go_in_tiles_of_16_rows_where_32_do_not_fit",),
     ),
     Mutant(
         "L2 promotion is always of 256 bytes",
@@ -119,7 +143,7 @@ MUTANTS = (
     Mutant(
         "auto takes a kernel whose tensor maps the driver cannot make",
         "pagedkv/kernels/select.py",
-        (("elif not has_tensor_maps and kernel.tiling(config, max_q_len).box_tokens:", "elif False:"),),
+        (("elif not has_tensor_maps and kernel.tiling(config, max_q_len, capability).box_tokens:", "elif False:"),),
         ("test_a_driver_older_than_tensor_maps_is_named",),
     ),
     Mutant(

@@ -13,6 +13,7 @@ from pagedkv.kernels.params import Params
 from pagedkv.kernels.source import translation_unit
 from pagedkv.kernels.tensor_map import Swizzle, check_tensor_map
 from pagedkv.kernels.variant import Variant
+from pagedkv.kernels.warps import shared_limit
 from tests.ptxsim.global_memory import extent_of
 from tests.ptxsim.launch import launch
 from tests.ptxsim.loader import compile_ptx, program
@@ -50,7 +51,7 @@ class PtxsimBackend:
         collect_stats: bool = False,
     ) -> None:
         self.capability, self.num_sms = capability, num_sms
-        self.shared_limit = 227 * 1024 if capability >= (9, 0) else 163 * 1024
+        self.shared_limit = shared_limit(capability)
         self.races, self.track_unwritten = races, track_unwritten
         self.stats: Stats | None = Stats() if collect_stats else None
         self.steps = 0  # instructions executed so far
