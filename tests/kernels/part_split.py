@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 OVERHEAD_UNITS = 2
 MERGED_PARTS = 3
+WARPS = 32
 
 
 @dataclass(frozen=True)
@@ -73,12 +74,20 @@ def cost(device: Device, batch: Batch, per_part: int, longest: int) -> float:
     return most + (own // MERGED_PARTS if own > 1 else 0)
 
 
+def tried() -> Iterator[int]:
+    """Parts of the longest row tile that are tried, one number a warp."""
+    parts = 1
+    for _ in range(WARPS):
+        yield parts
+        parts += max(2 ** (parts.bit_length() - 3), 1)
+
+
 def per_part(device: Device, batch: Batch) -> int:
     """The bound that costs least, of equal ones the largest."""
     lasts = [device.key_tiles(seq_len, q_len, device.row_tiles(q_len) - 1) for seq_len, q_len in batch.used()]
     longest = max([1, *lasts])
     most = max(min(longest // device.min_part_tiles, device.part_slots), 1)
-    bounds = sorted({-(-longest // parts) for parts in range(1, most + 1)}, reverse=True)
+    bounds = sorted({-(-longest // parts) for parts in tried() if parts <= most}, reverse=True)
     return min(bounds, key=lambda bound: cost(device, batch, bound, longest)) if most > 1 else longest
 
 

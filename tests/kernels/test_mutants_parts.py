@@ -158,7 +158,19 @@ MUTANTS = (
         "the merge costs nothing",
         "prefill_plan",
         (("parts / kMergedParts : 0", "0 : 0"),),
-        partial(listed, seq_lens=(40000,), q_lens=(1,), num_sms=132),
+        partial(listed, seq_lens=(100000,), q_lens=(1,), num_sms=132),
+    ),
+    KernelMutant(
+        "only 32 parts at most are tried",
+        "prefill_plan",
+        (("max(1 << (31 - __clz(parts)) >> 2, 1)", "1"),),
+        partial(listed, seq_lens=(131072,), q_lens=(1,), num_sms=264),
+    ),
+    KernelMutant(
+        "of bounds that cost the same the smallest is taken",
+        "prefill_plan",
+        (("if (costs[warp] < least)", "if (costs[warp] <= least)"),),
+        partial(listed, seq_lens=(59314,), q_lens=(60,), num_sms=132, num_kv_heads=2),
     ),
     KernelMutant(
         "a level's queries stand at its last keys",

@@ -254,6 +254,30 @@ def test_row_tiles_that_find_no_slots_stay_whole(backend: Backend) -> None:
     assert [item[3] for item in found] == [2] * 2 + [3] * 9 + [1]
 
 
+def planning_steps(backend: Any, longest: int) -> int:
+    """Steps of the interpreter for the list of 1,024 sequences of 512 keys and one query, one of them longer."""
+    config = AttentionConfig(128, 128, 4)
+    plan = AttentionPlan(
+        backend, config, prefill_mma.tiling(config, 64), "listed", num_kv_heads=1, max_sequences=1024, max_tokens=1024
+    )
+    lens = np.full(1024, 512, np.int32)
+    lens[0] = longest
+    before = backend.steps
+    plan.update(DeviceBatch(lens, q_indptr=np.arange(1025, dtype=np.int32)))
+    return int(backend.steps - before)
+
+
+def test_a_longer_sequence_makes_the_list_no_dearer(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The costs of 512 parts are worked out in the time of those of 32: some are not tried."""
+    if backend.name != "ptxsim":
+        pytest.skip("counts steps of the interpreter")
+    monkeypatch.setattr(schedules, "MIN_PART_KEYS", 1024)
+    monkeypatch.setattr(backend, "num_sms", 132)
+    whole, short, long = (planning_steps(backend, longest) for longest in (512, 32768, 1 << 20))
+    assert long < 1.25 * short  # one thread lists 512 parts
+    assert short < 3.5 * whole
+
+
 def test_every_part_is_stored_in_its_slot_alone(backend: Backend, kernel: str) -> None:
     given = problem(LONG)
     plan = plan_of(backend, given, kernel)

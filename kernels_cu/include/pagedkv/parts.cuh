@@ -1,15 +1,17 @@
 // Into how many parts the keys of a batch's row tiles are cut for the LISTED schedule: one, where the row tiles alone keep the GPU busy;
 // as many as pay, where few row tiles have many keys or one has far more than the others.
 //
-// A bound `per_part` on the key tiles of a part cuts all row tiles. Those tried cut the longest row tile into 1, 2, 3, ... parts, a warp
-// each. Costs are counted in key tiles: a part costs its tiles and kOverheadUnits, to merge kMergedParts parts costs one. The parts of
-// all KV heads take as many rounds as fill the CTAs that run at once; the longest part is a lower bound.
+// A bound `per_part` on the key tiles of a part cuts all row tiles. Each of 32 warps tries one, so that the time grows with the number of
+// sequences alone: the longest row tile is cut into 1 to 8 parts, then four numbers between powers of two (10, 12, 14, 16, 20, ..., 512).
+// Costs are counted in key tiles: a part costs its tiles and kOverheadUnits, to merge kMergedParts parts costs one. The parts of all KV
+// heads take as many rounds as fill the CTAs that run at once; the longest part is a lower bound.
 #pragma once
 #include "pagedkv/schedule.cuh"
 
 namespace pagedkv {
 
 constexpr int kMergedParts = 3;
+constexpr int kTries = 32;  // of bounds, one a warp
 
 __device__ __forceinline__ int queries_of(const WorkListParams& p, int seq) {
   return p.q_indptr ? p.q_indptr[seq + 1] - p.q_indptr[seq] : 1;
@@ -57,11 +59,11 @@ __device__ __forceinline__ i64 cost_of(const WorkListParams& p, int per_part, in
   return max_of<i64>(ceil_div(longest, parts) + kOverheadUnits, all_rounds) + (parts > 1 ? parts / kMergedParts : 0);
 }
 
-// The bound that costs least, of equal ones the largest. All threads of the CTA, whole warps, at most 1024.
+// The bound that costs least, of equal ones the largest. A CTA of kTries warps.
 __device__ __forceinline__ int choose_per_part(const WorkListParams& p) {
   __shared__ int longest;
-  __shared__ i64 costs[32];
-  __shared__ int bounds[32];
+  __shared__ i64 costs[kTries];
+  __shared__ int bounds[kTries];
   if (threadIdx.x == 0) longest = 1;
   __syncthreads();
   for (int seq = threadIdx.x; seq < p.num_seqs; seq += blockDim.x) {
@@ -69,19 +71,18 @@ __device__ __forceinline__ int choose_per_part(const WorkListParams& p) {
     if (row_tiles > 0) atomicMax(&longest, key_tiles_of(p, seq, row_tiles - 1));
   }
   __syncthreads();
-  const int most = min(longest / p.min_part_tiles, p.part_slots), warps = blockDim.x / kWarpSize;
+  const int most = min(longest / p.min_part_tiles, p.part_slots);
   if (most < 2) return longest;
-  i64 least = kNever;
-  int bound = longest;
-  for (int parts = 1 + warp_id(); parts <= most; parts += warps) {
-    const int per_part = ceil_div(longest, parts);
-    const i64 cost = cost_of(p, per_part, longest);
-    if (cost < least) least = cost, bound = per_part;
-  }
-  if (lane_id() == 0) costs[warp_id()] = least, bounds[warp_id()] = bound;
+  int parts = 1;
+  for (int warp = 0; warp < warp_id(); ++warp) parts += max(1 << (31 - __clz(parts)) >> 2, 1);
+  int bound = ceil_div(longest, parts);
+  const i64 own = parts <= most ? cost_of(p, bound, longest) : kNever;
+  if (lane_id() == 0) costs[warp_id()] = own, bounds[warp_id()] = bound;
   __syncthreads();
-  for (int warp = 0; warp < warps; ++warp)
-    if (costs[warp] < least || (costs[warp] == least && bounds[warp] > bound)) least = costs[warp], bound = bounds[warp];
+  i64 least = costs[0];
+  bound = bounds[0];
+  for (int warp = 1; warp < kTries; ++warp)
+    if (costs[warp] < least) least = costs[warp], bound = bounds[warp];
   return bound;
 }
 
