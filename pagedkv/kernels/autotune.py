@@ -33,12 +33,11 @@ from pagedkv.kernels.trial import (
     microseconds,
     results,
 )
-from pagedkv.kernels.tuning import REFERENCE, Verdict, Verdicts
+from pagedkv.kernels.tuning import REFERENCE, Verdict, Verdicts, fastest
 from pagedkv.observe.callbacks import Log, came_from_signal
 
 log = Log(logging.getLogger("pagedkv.kernels"))
 MOST_ROWS = 128  # of a CTA
-CLEARLY = 0.97  # of the preferred kernel's time, below which another takes its place
 TRIAL_S = 1.5  # of a trial, without compiling and loading; the kernel under way when they are over is finished
 HANGS_S = 60.0  # of one kernel's compiling and trial, until the log says that it may hang
 REST_S = 60.0  # until a trial that was put off is begun again
@@ -195,10 +194,7 @@ def _tried(
         if why:
             wrong[kernel] = why
             us.pop(kernel, None)
-    chosen = REFERENCE
-    for kernel in filter(us.__contains__, candidates):
-        if chosen == REFERENCE or us[kernel] < CLEARLY * us[chosen]:
-            chosen = kernel
+    chosen = fastest(us, candidates)
     log.info("tried %s in %.2f s: %s of %s", ", ".join(candidates), time.perf_counter() - begin, chosen, us)
     return Verdict(chosen, us, wrong, tuple(late))
 

@@ -11,7 +11,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -30,7 +30,12 @@ DIVIDED_LEN = 2200  # of the last one where prefill may divide keys: more than t
 CHECKED_ROWS = 130  # of its queries and the heads of a group: more than a row tile, and few where heads are many
 CHECKED_HEADS, TIMED_HEADS = 2, 8
 ALL_CTAS, FEW_CTAS = 2**31 - 1, 2  # few: they take several items each, and their rings of tiles wrap around
-CHECKED_RUNS = ((ALL_CTAS, True), (ALL_CTAS, False), (FEW_CTAS, True))  # CTAs, and whether log-sum-exps are asked for
+CHECKED_RUNS = (  # CTAs, whether log-sum-exps are asked for, and how blocks lie
+    (ALL_CTAS, True, "HND"),  # as in a cache on a GPU
+    (ALL_CTAS, False, "HND"),
+    (ALL_CTAS, True, "NHD"),  # as in a caller's own pool, or a cache with a remote store
+    (FEW_CTAS, True, "HND"),
+)
 TIMED_BYTES, MOST_TIMED_BYTES = 64 << 20, 512 << 20  # of K and V together
 TIMED_L2S = 4  # as many times the L2
 FREE_SHARE, LEAST_TIMED_BYTES = 4, 16 << 20  # a quarter of the free memory at most, where that is not still less
@@ -127,7 +132,7 @@ def results(
     make: Make,
     max_q_len: int,
     budget: Budget,
-    runs: Sequence[tuple[int, bool]] = CHECKED_RUNS[:1],
+    runs: Sequence[tuple[int, bool, str]] = CHECKED_RUNS[:1],
 ) -> list[NDArray[np.float32]]:
     """Outputs and log-sum-exps of the small batch, [num_tokens, num_qo_heads, head_dim_v + 1].
 
@@ -140,14 +145,14 @@ def results(
     plan = make(num_kv_heads=CHECKED_HEADS, max_sequences=len(q_lens), max_q_len=max(q_lens), max_tokens=sum(q_lens))
     with budget.paused():
         backend.prepare(plan.variants())
-    problem = small_problem(backend, config, lens, q_lens)
+    problems = {layout: small_problem(backend, config, lens, q_lens, layout) for *_, layout in runs}
     backend.synchronize()
-    plan.update(problem.batch, problem.options.window)
+    plan.update(problems["HND"].batch, problems["HND"].options.window)
     found: list[NDArray[np.float32]] = []
-    lse = problem.lse
-    for num_ctas, with_lse in runs:
-        problem.out = backend.zeros(problem.out.shape, problem.out.dtype)
-        problem.lse = backend.zeros(lse.shape, lse.dtype) if with_lse else None
+    for num_ctas, with_lse, layout in runs:
+        problem = problems[layout]
+        lse = backend.zeros(problem.lse.shape, problem.lse.dtype) if with_lse else None
+        problem = replace(problem, out=backend.zeros(problem.out.shape, problem.out.dtype), lse=lse)
         plan.division.narrow(num_ctas)
         problem.launch(plan)(None)
         sums = found[0][..., -1] if problem.lse is None else backend.to_host(problem.lse)
@@ -203,10 +208,12 @@ def timed_bytes(backend: TimedBackend) -> int:
     return min(wanted, max(backend.free_bytes() // FREE_SHARE, LEAST_TIMED_BYTES))
 
 
-def small_problem(backend: Backend, config: AttentionConfig, seq_lens: Sequence[int], q_lens: Sequence[int]) -> Problem:
+def small_problem(
+    backend: Backend, config: AttentionConfig, seq_lens: Sequence[int], q_lens: Sequence[int], layout: str = "HND"
+) -> Problem:
     """A ragged batch of random numbers, whose blocks lie in no order.
 
-    Behind the last key of a sequence, and in a block of none, lie NaN.
+    Behind the last key of a sequence, and in a block of none, lie NaN. The numbers are the same in both layouts.
     """
     rng = np.random.default_rng(0)
     heads, lens = CHECKED_HEADS, np.array(seq_lens, np.int32)
@@ -228,13 +235,16 @@ def small_problem(backend: Backend, config: AttentionConfig, seq_lens: Sequence[
         rows = (int(lens.sum()), heads)
         places = {"kv_indptr": backend.asarray(np.cumsum([0, *lens]).astype(np.int32))}
 
-    def numbers(shape: tuple[int, ...]) -> Any:
-        values = _random(rng, shape, config.kv_dtype)
-        if size:
-            values.swapaxes(1, 2)[unused] = NAN[config.kv_dtype]
-        return backend.asarray(values)
+    def numbers(dim: int) -> Any:
+        values = _random(rng, (*rows, dim), config.kv_dtype)
+        if not size:
+            return backend.asarray(values)
+        values[unused] = NAN[config.kv_dtype]
+        if layout == "NHD":
+            return backend.asarray(values)
+        return backend.asarray(np.ascontiguousarray(values.swapaxes(1, 2))).swapaxes(1, 2)
 
-    k, v = _kv(config, rows, numbers)
+    k, v = _kv(config, numbers)
     scales = {}
     if config.scale_mode != "none":
         form = {"tensor": (1,), "head": (heads,), "token_head": rows}[config.scale_mode]
@@ -273,7 +283,14 @@ def zero_problem(backend: Backend, config: AttentionConfig, num_seqs: int, lengt
     else:
         rows = (num_seqs * length, heads)
         places = {"kv_indptr": backend.asarray((np.arange(num_seqs + 1) * length).astype(np.int32))}
-    k, v = _kv(config, rows, lambda shape: backend.zeros(shape, _carrier(config.kv_dtype)))
+
+    def zeros(dim: int) -> Any:
+        carrier = _carrier(config.kv_dtype)
+        if not size:
+            return backend.zeros((*rows, dim), carrier)
+        return backend.zeros((rows[0], heads, size, dim), carrier).swapaxes(1, 2)
+
+    k, v = _kv(config, zeros)
     form = {"none": (), "tensor": (1,), "head": (heads,), "token_head": rows}[config.scale_mode]
     scales = {name: backend.zeros(form, np.float32) for name in ("k_scale", "v_scale")} if form else {}
     masks = {}
@@ -303,18 +320,8 @@ def _positions(backend: Backend, lens: NDArray[np.int32], indptr: NDArray[np.int
     }
 
 
-def _kv(config: AttentionConfig, rows: tuple[int, ...], make: Callable[[tuple[int, ...]], Any]) -> tuple[Any, Any]:
-    """K and V with such rows; of latents V is a part of K.
-
-    Blocks are in the layout that a cache on a GPU chooses, HND.
-    """
-
-    def made(dim: int) -> Any:
-        if len(rows) == 2:  # contiguous
-            return make((*rows, dim))
-        num_blocks, size, heads = rows
-        return make((num_blocks, heads, size, dim)).swapaxes(1, 2)
-
+def _kv(config: AttentionConfig, made: Callable[[int], Any]) -> tuple[Any, Any]:
+    """K and V, given what makes one whose rows are so wide; of latents V is a part of K."""
     k = made(config.head_dim)
     return k, k[..., : config.head_dim_v] if config.v_in_k else made(config.head_dim_v)
 

@@ -13,6 +13,7 @@ import json
 import logging
 import math
 import threading
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from pagedkv.observe.callbacks import Log, came_from_signal
 
 log = Log(logging.getLogger("pagedkv.kernels"))
 VERSION = 2
+CLEARLY = 0.97  # of the preferred kernel's time, below which another takes its place
 REFERENCE = "decode_simt"  # the others are compared with it; it is taken where none of them is right
 
 
@@ -85,13 +87,13 @@ class Verdicts:
         Returns the one kept: no kernel is taken that this or another process has found wrong.
         """
         with self._lock:
-            self._own.add(config)
             kept = self._read()
             found = kept.get(config)
             if found is not None:
-                verdict = _joined(verdict, found)
+                verdict = _joined(verdict, found, _candidates(config))
             kept[config] = verdict
             self._known = {**self._known, **kept}
+            self._own.add(config)
             if self.path is None:
                 return verdict
             verdicts = {name: asdict(one) for name, one in kept.items()}
@@ -141,13 +143,26 @@ class Verdicts:
         return {}
 
 
-def _joined(own: Verdict, other: Verdict) -> Verdict:
-    """The verdict of two trials; a kernel that either found wrong is not taken."""
+def fastest(us: Mapping[str, float], candidates: Iterable[str]) -> str:
+    """The kernel to take of those with times: the preferred, unless another is clearly faster."""
+    chosen = REFERENCE
+    for kernel in filter(us.__contains__, candidates):
+        if chosen == REFERENCE or us[kernel] < CLEARLY * us[chosen]:
+            chosen = kernel
+    return chosen
+
+
+def _candidates(config: str) -> list[str]:
+    """The kernels that a config's trial is about, the preferred first: its text ends with them in brackets."""
+    return config[config.rindex("[") + 1 : -1].split(", ")
+
+
+def _joined(own: Verdict, other: Verdict, candidates: Iterable[str]) -> Verdict:
+    """The verdict of two trials; a kernel that either found wrong is not taken, and one that either timed may be."""
     wrong = {**other.wrong, **own.wrong}
     us = {name: value for name, value in {**other.us, **own.us}.items() if name not in wrong}
     late = tuple(name for name in own.late if name not in us and name not in wrong)
-    kernel = min(us, key=us.__getitem__, default=REFERENCE) if own.kernel in wrong else own.kernel
-    return Verdict(kernel, us, wrong, late)
+    return Verdict(fastest(us, candidates), us, wrong, late)
 
 
 def sources_digest() -> str:
@@ -160,14 +175,14 @@ def sources_digest() -> str:
 
 
 def _verdict(config: str, found: Any) -> Verdict:
-    """The file's verdict on a config, whose text ends with its candidates in brackets.
+    """The file's verdict on a config.
 
     Raises
     ------
     ValueError, LookupError, TypeError, AttributeError, OverflowError
         It is none, or one that no trial comes to.
     """
-    candidates = set(config[config.rindex("[") + 1 : -1].split(", "))
+    candidates = set(_candidates(config))
     us = {name: float(value) for name, value in found["us"].items()}
     wrong = {name: str(why) for name, why in found["wrong"].items()}
     verdict = Verdict(found["kernel"], us, wrong, tuple(found.get("late", ())))

@@ -104,6 +104,11 @@ def test_a_trial_of_prefill_has_row_tiles_in_parts(monkeypatch: pytest.MonkeyPat
             ("largest == neg_inf() ? 0.f : largest * fold", "largest * fold"),
             id="a tile that a mask hides",
         ),
+        pytest.param(
+            "decode_mma", CONFIG, 1,
+            ("kv.p.k_block_stride, kv.p.k_token_stride, i);", "kv.p.k_block_stride, i64(HEAD_DIM), i);"),
+            id="blocks that lie token by token",
+        ),
     ]),
 )  # fmt: skip
 def test_a_kernel_that_is_wrong_in_places_is_caught(
@@ -123,7 +128,7 @@ def test_a_check_has_more_rows_than_a_row_tile_and_not_many_more(
 ) -> None:
     asked: list[list[int]] = []
 
-    def small_problem(backend: Any, config: AttentionConfig, lens: list[int], q_lens: list[int]) -> Any:
+    def small_problem(backend: Any, config: AttentionConfig, lens: list[int], q_lens: list[int], layout: str) -> Any:
         asked.append(q_lens)
         raise MemoryError("not wanted here")
 
@@ -216,6 +221,10 @@ def test_a_trials_blocks_lie_as_a_cache_on_a_gpu_lays_them() -> None:
         assert array.strides == (heads * size * dim * 2, dim * 2, size * dim * 2, 2)
     flat = trial.small_problem(PtxsimBackend((9, 0)), AttentionConfig(64, 64, 4, block_size=0), (1, 37), (1, 1))
     assert flat.k.flags.c_contiguous
+    by_token = trial.small_problem(PtxsimBackend((9, 0)), CONFIG, (1, 37), (1, 1), "NHD")
+    for array, same in ((by_token.k, problem.k), (by_token.v, problem.v)):
+        assert array.flags.c_contiguous
+        assert np.array_equal(array, same, equal_nan=True)
 
 
 @pytest.mark.parametrize(

@@ -174,6 +174,38 @@ def test_a_kernel_that_another_process_found_wrong_stays_wrong_though_it_was_rig
     assert left == Verdict("decode_mma", {"decode_mma": 8.0}, {"decode_tma": "output[0] is nan"})
 
 
+@pytest.mark.parametrize(
+    ("own", "kernel"),
+    [
+        (Verdict("decode_simt", late=("decode_mma", "decode_tma")), "decode_tma"),  # it had no time at all
+        (Verdict("decode_mma", {"decode_mma": 21.0}, late=("decode_tma",)), "decode_tma"),
+        (Verdict("decode_mma", {"decode_mma": 10.2}, late=("decode_tma",)), "decode_mma"),  # not clearly slower
+    ],
+)
+def test_a_kernel_that_another_process_had_time_for_is_taken_by_its_time(
+    folder: Path, own: Verdict, kernel: str
+) -> None:
+    first, second = (Verdicts(folder, "a device", "12.8", "12.9") for _ in range(2))
+    first.put(ONE, Verdict("decode_tma", {"decode_mma": 20.0, "decode_tma": 10.0}))
+    left = second.put(ONE, own)
+    assert left == Verdict(kernel, {"decode_mma": 20.0, "decode_tma": 10.0} | own.us)
+    assert Verdicts(folder, "a device", "12.8", "12.9").final(ONE) == left
+
+
+def test_a_verdict_that_was_not_put_is_not_taken_for_this_process_own(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late = Verdict("decode_mma", {"decode_mma": 9.0}, late=("decode_tma",))
+    Verdicts(folder, "a device", "12.8", "12.9").put(ONE, late)
+    verdicts = Verdicts(folder, "a device", "12.8", "12.9")
+    with monkeypatch.context() as patch:
+        patch.setattr(verdicts, "_read", lambda: 1 / 0)  # as a signal's handler within
+        with pytest.raises(ZeroDivisionError):
+            verdicts.put(ONE, Verdict("decode_tma", {"decode_tma": 8.0}))
+    assert verdicts.get(ONE) == late
+    assert verdicts.final(ONE) is None  # the kernel that was late is still to be tried
+
+
 def test_the_trial_itself_takes_no_kernel_that_another_process_found_wrong_meanwhile(folder: Path) -> None:
     device = Timed({"decode_mma": 1.0, "decode_tma": 2.0})
     verdicts = autotune.verdicts_of(device)

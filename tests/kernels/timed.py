@@ -95,7 +95,7 @@ def tuning_folder() -> Any:
         monkeypatch.delenv("PAGEDKV_AUTOTUNE", raising=False)
         monkeypatch.setattr(autotune, "Budget", lambda seconds: Budget(seconds, lambda: 0.0))  # no test times anything
         monkeypatch.setattr(trial, "DIVIDED_LEN", 300)  # which the interpreter computes in a second
-        monkeypatch.setattr(autotune, "CHECKED_RUNS", [(trial.FEW_CTAS, True)])  # the one that finds most
+        monkeypatch.setattr(autotune, "CHECKED_RUNS", [(trial.FEW_CTAS, True, "HND")])  # the one that finds most
         monkeypatch.setattr(autotune, "_put_off", {})
         monkeypatch.setattr(autotune, "_settled_at", 0.0)
         again(monkeypatch)

@@ -10,6 +10,24 @@ PRECOMPILE, CHOICE = "pagedkv/kernels/precompile.py", "pagedkv/tools/choice.py"
 
 MUTANTS = (
     Mutant(
+        "no run of a check reads blocks that lie token by token",
+        TRIAL,
+        (('    (ALL_CTAS, True, "NHD"),', "    #"),),
+        ("test_a_kernel_that_is_wrong_in_places_is_caught",),
+    ),
+    Mutant(
+        "times of another process's trial are kept, and its choice is not",
+        TUNING,
+        (("return Verdict(fastest(us, candidates), us, wrong, late)", "return Verdict(own.kernel, us, wrong, late)"),),
+        ("test_a_kernel_that_another_process_had_time_for_is_taken_by_its_time",),
+    ),
+    Mutant(
+        "a verdict that was not put counts as this process's own",
+        TUNING,
+        (("            kept = self._read()\n", "            self._own.add(config); kept = self._read()\n"),),
+        ("test_a_verdict_that_was_not_put_is_not_taken_for_this_process_own",),
+    ),
+    Mutant(
         "latents of a trial do not hold V",
         "pagedkv/kernels/trial.py",
         (("k[..., : config.head_dim_v] if config.v_in_k else made", "made"),),
@@ -18,7 +36,7 @@ MUTANTS = (
     Mutant(
         "a process takes back what another found wrong",
         TUNING,
-        (("verdict = _joined(verdict, found)", "pass"),),
+        (("verdict = _joined(verdict, found, _candidates(config))", "pass"),),
         ("test_no_process_takes_back_what_another_found_wrong",),
     ),
     Mutant(
@@ -172,7 +190,7 @@ MUTANTS = (
     ),
     Mutant(
         "noise decides between kernels",
-        AUTOTUNE,
+        TUNING,
         (("CLEARLY = 0.97", "CLEARLY = 1.0"),),
         ("test_the_kernel_that_is_clearly_faster_is_taken_and_tried_once",),
     ),
@@ -185,7 +203,7 @@ MUTANTS = (
     Mutant(
         "a trial's blocks are NHD",
         "pagedkv/kernels/trial.py",
-        (("make((num_blocks, heads, size, dim)).swapaxes(1, 2)", "make((num_blocks, size, heads, dim))"),),
+        (('if layout == "NHD":', "if True:"),),
         ("test_a_trials_blocks_lie_as_a_cache_on_a_gpu_lays_them",),
     ),
     Mutant(
@@ -487,13 +505,13 @@ MUTANTS = (
     Mutant(
         "each run of a check asks for log-sum-exps",
         TRIAL,
-        (("(ALL_CTAS, False), ", ""),),
+        (('    (ALL_CTAS, False, "HND"),\n', ""),),
         ("test_a_kernel_that_is_wrong_in_places_is_caught",),
     ),
     Mutant(
         "few CTAs alone take the small batch of a check",
         TRIAL,
-        (("CHECKED_RUNS = ((ALL_CTAS, True), (ALL_CTAS, False), (", "CHECKED_RUNS = (("),),
+        (('ALL_CTAS, True, "HND"', 'FEW_CTAS, True, "HND"'), ('ALL_CTAS, False, "HND"', 'FEW_CTAS, False, "HND"')),
         ("test_a_kernel_that_is_wrong_in_places_is_caught",),
     ),
     Mutant(
