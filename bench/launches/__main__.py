@@ -2,8 +2,9 @@
 
 ``run`` of each attention kernel, ``plan`` and ``write_kv`` over 32 layers of a pool (32 sequences, 8 KV heads of 128
 elements, 4 query heads each; for the kernels of latents 576 numbers under 16 and 64 query heads); and ``write`` and
-``attend`` of a step of a KVCache with each kernel, eager and while the stream is being captured into a graph.
-``bench/launches/stand_in.py`` stands for CuPy: no GPU is needed, and none of its time is here.
+``attend`` of a step of a KVCache with each kernel, eager and while the stream is being captured into a graph; with one
+of them also with a window, with sinks, and without ``out=``. ``bench/launches/stand_in.py`` stands for CuPy: no GPU is
+needed, and its time is here only where it makes the new output, a few microseconds.
 
 Medians of the thread's CPU time, all cases in turn. With ``--before TREE``, a checkout of another version, built in
 place, the same file measures both turn by turn; a kernel that the other version lacks has no figure there. Bars, in

@@ -123,6 +123,11 @@ def cache_calls(cupy: Any) -> dict[str, Callable[[int], object]]:
             if kernel == "decode_mma":
                 calls[f"step.write{suffix}"] = functools.partial(step.write, k=k, v=v)
             calls[f"step.attend {kernel}{suffix}"] = functools.partial(step.attend, q=q, out=out)
+        if kernel == "decode_mma":
+            sinks = cupy.empty((HEADS * GROUP,), np.float32)
+            others = {"a window": {"window": 128}, "sinks": {"sinks": sinks}, "a new output": {"out": None}}
+            for name, given in others.items():
+                calls[f"step.attend {kernel}, {name}"] = functools.partial(step.attend, q=q, **{"out": out, **given})
     return calls
 
 

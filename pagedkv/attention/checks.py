@@ -36,9 +36,13 @@ def check_dtype(name: str, array: Any, dtype: type[np.generic]) -> None:
 
 
 def check_contiguous(name: str, array: Any) -> None:
-    """Raise LayoutMismatch unless the elements lie one after the other in C order."""
+    """Raise LayoutMismatch unless the elements lie in C order without gaps, and aligned."""
     if not array.flags.c_contiguous:
         raise LayoutMismatch(f"{name} must be contiguous, got strides {array.strides}")
+    if address(array) % array.dtype.itemsize:
+        raise LayoutMismatch(
+            f"{name} must begin at a multiple of {array.dtype.itemsize} bytes, got address {address(array):#x}: copy it"
+        )
 
 
 def check_writable(name: str, array: Any) -> None:

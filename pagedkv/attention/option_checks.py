@@ -68,6 +68,8 @@ def float32_number(value: Any, name: str) -> float:
     WrongType, InvalidArgument
         It is no number, not finite, or too large.
     """
+    if type(value) is float and -MAX_FLOAT32 <= value <= MAX_FLOAT32:
+        return value
     if isinstance(value, bool | np.bool_) or not isinstance(value, int | float | np.integer | np.floating):
         raise WrongType(f"{name} must be a number, not {type(value).__name__}")
     if not -MAX_FLOAT32 <= value <= MAX_FLOAT32:  # nor NaN
@@ -84,7 +86,7 @@ def option_key(name: str, value: Any) -> Hashable:
     WrongType, InvalidArgument
         A number that is none in float32.
     """
-    if name in ("softmax_scale", "soft_cap"):
+    if name == "softmax_scale" or name == "soft_cap":
         return float32_number(value, name)
     return place(value) if name == "alibi_slopes" else value
 

@@ -31,7 +31,7 @@ from pagedkv.kernels.block_ops import copy_blocks, fill_blocks
 from pagedkv.kernels.dtypes import kernel_dtype
 from pagedkv.kernels.gather_kv import gather_kv
 from pagedkv.kernels.layer_kv import LayerKv
-from pagedkv.kernels.recipe import place, signature
+from pagedkv.kernels.recipe import MAX_RECIPES, place, signature
 from pagedkv.kernels.select import FEW_ROWS, kernel_on
 from pagedkv.kernels.tuning import REFERENCE
 from pagedkv.kernels.write_kv import write_kv
@@ -213,8 +213,7 @@ class GpuKV:
         Made anew, twice as large, when a batch outgrows them, unless `stream` is being captured: InvalidArgument. Also
         once kernels can be tried for which there was no memory before.
         """
-        slopes = variant.pop("alibi_slopes", None)
-        decode = max_q_len == 1
+        slopes, decode = variant.pop("alibi_slopes", None), max_q_len == 1
         few = _room(max_q_len) * num_qo_heads <= FEW_ROWS * self.spec.num_kv_heads  # a draft's queries, say
         key = (part, dtype, num_qo_heads, decode, few, *sorted(variant.items()), place(slopes))
         found = self._attentions.get(key)
@@ -227,14 +226,16 @@ class GpuKV:
         ):
             spec = self.spec
             check_may_wait(self.backend, stream)
-            if found is not None:
+            sizes = [_room(num_seqs), _room(max_q_len), _room(num_tokens)]
+            if found is not None:  # no size shrinks: else two kinds of batches in turn made one anew each time
                 self._outgrown.append(found)
+                sizes = list(map(max, sizes, (found.max_sequences, found.max_q_len, found.max_tokens)))
             found = self._attentions[key] = PagedAttention(
                 num_qo_heads=num_qo_heads, num_kv_heads=spec.num_kv_heads, head_dim=spec.head_dim,
                 head_dim_v=spec.output_dim, v_in_k=spec.v_in_k, dtype=dtype, kv_dtype=spec.dtype,
                 scale_mode=spec.scale_mode,  # type: ignore[arg-type]
-                block_size=spec.block_size, max_sequences=_room(num_seqs), max_q_len=1 if decode else _room(max_q_len),
-                max_tokens=_room(num_tokens), device=self.backend, alibi_slopes=slopes, **variant,
+                block_size=spec.block_size, max_sequences=sizes[0], max_q_len=sizes[1], max_tokens=sizes[2],
+                device=self.backend, alibi_slopes=slopes, **variant,
             )  # fmt: skip
         return found
 
@@ -316,7 +317,7 @@ class GpuStepKV:
                 cache = kv.attended(layer)
                 form: tuple[Hashable, ...] = (cache.signature, signature(q), signature(out), return_lse, mask is None)
                 if variant:
-                    form += (signature(sinks), *((name, option_key(name, value)) for name, value in variant.items()))
+                    form += (signature(sinks), tuple(variant), *map(option_key, variant, variant.values()))
                 launch: Launch | None = None
                 known = self._launches.get(form)
                 if known is not None and known[2] is mask and known[3] is mask_indptr:
@@ -329,6 +330,8 @@ class GpuStepKV:
                 arrays = (q, out, lse, cache.k, cache.v, cache.k_scale, cache.v_scale, sinks)
                 if launch is None:
                     launch = attention.launch_of(cache, arrays)
+                    if len(self._launches) >= MAX_RECIPES:
+                        self._launches.clear()
                     self._launches[form] = (attention, launch, mask, mask_indptr)
                 attention.start(launch, arrays, stream)
             finally:

@@ -25,6 +25,7 @@ from pagedkv.spec.sizes import whole_number
 
 _NOT_UNDER_WAY = "this step is not under way: use it inside `with cache.step(...) as step:`"
 _VARIANT = ("softmax_scale", "window", "soft_cap", "alibi_slopes", "sinks", "mask", "mask_indptr", "causal", "kernel")
+_MAX_WINDOW = 2**31 - 1
 MEASURED_TOKENS = 128  # a step of fewer tokens says little about the rate of long prompts
 
 
@@ -296,8 +297,8 @@ class Step:
             raise LayoutMismatch(f"{shape[1]} query heads are no multiple of {spec.num_kv_heads} KV heads")
         if causal is not True or return_lse is not False:
             _check_flags(causal=causal, return_lse=return_lse)
-        if window is not None:
-            window = whole_number(window, "window", 1, 2**31 - 1)
+        if window is not None and not (type(window) is int and 1 <= window <= _MAX_WINDOW):
+            window = whole_number(window, "window", 1, _MAX_WINDOW)
         own = layer if spec.reads is None else spec.own_layer(layer)
         if not self._is_written(own):
             self._check_written(layer)
@@ -313,7 +314,9 @@ class Step:
                 softmax_scale, window, soft_cap, alibi_slopes, sinks, mask, mask_indptr, None if causal else False,
                 own_kernel,
             )  # fmt: skip
-            variant = {name: value for name, value in zip(_VARIANT, given, strict=True) if value is not None}
+            for name, value in zip(_VARIANT, given, strict=True):
+                if value is not None:
+                    variant[name] = value  # noqa: PERF403 - a comprehension would be one more call a layer
         result = bound.attend(layer, q, return_lse=return_lse, out=target, stream=stream, **variant)
         if self._arrays is not arrays or not arrays.is_untouched:
             self._check_rows(self.arrays)  # after a release meanwhile, others may have written the blocks read

@@ -43,7 +43,7 @@ class InTurn:
 
         Parameters
         ----------
-        stream : as a backend's launch takes it; `launch` launches on it alone.
+        stream : as a backend's launch takes it; `launch` launches on it alone. An object is one stream for ever.
 
         Raises
         ------

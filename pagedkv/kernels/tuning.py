@@ -153,12 +153,12 @@ def fastest(us: Mapping[str, float], candidates: Iterable[str]) -> str:
 
 
 def _candidates(config: str) -> list[str]:
-    """The kernels that a config's trial is about, the preferred first: its text ends with them in brackets."""
+    """The kernels with which a config's text ends in brackets, the preferred first."""
     return config[config.rindex("[") + 1 : -1].split(", ")
 
 
 def _joined(own: Verdict, other: Verdict, candidates: Iterable[str]) -> Verdict:
-    """The verdict of two trials; a kernel that either found wrong is not taken, and one that either timed may be."""
+    """The verdict of two trials: by the times of both, without what either found wrong."""
     wrong = {**other.wrong, **own.wrong}
     us = {name: value for name, value in {**other.us, **own.us}.items() if name not in wrong}
     late = tuple(name for name in own.late if name not in us and name not in wrong)

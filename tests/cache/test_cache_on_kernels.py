@@ -18,6 +18,7 @@ import pytest
 import pagedkv as pk
 from pagedkv.attention import PagedAttention
 from pagedkv.cache import gpu_kv
+from tests.attention.noting import Noting
 from tests.ptxsim.fixture import interpreted_backend
 from tests.slices import one_in
 
@@ -234,9 +235,44 @@ def test_views_of_the_same_slopes_share_an_attention_which_keeps_them(
         assert kept() is not None
 
 
+def test_batches_of_two_kinds_in_turn_share_an_attention_that_is_large_enough_for_both(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made, real = [], gpu_kv.PagedAttention
+    monkeypatch.setattr(gpu_kv, "PagedAttention", lambda **given: made.append(None) or real(**given))
+    with pk.KVCache(SPEC, pk.Blocks(64), backend=Noting()) as cache:
+        for turn in range(4):
+            for count, length in ((1, 64), (8, 9), (2, 40)):
+                prompts = (range(1000 * turn + 100 * n, 1000 * turn + 100 * n + length) for n in range(count))
+                seqs = [cache.sequence(prompt) for prompt in prompts]
+                with cache.step(seqs) as step:
+                    k = np.zeros((len(step.tokens), SPEC.num_kv_heads, SPEC.head_dim), np.float16)
+                    for layer in range(SPEC.num_layers):
+                        step.write(layer, k, k)
+                    step.attend(0, np.zeros((len(k), HEADS, SPEC.head_dim), np.float16))
+                for seq in seqs:
+                    seq.release()
+        assert len(made) == 2  # for the first batch, and with room for the sequences of the second
+        assert len(cache._engine.kv._outgrown) <= 1 + len(cache._engine.kv._buffers)
+
+
+def test_a_step_keeps_some_launches_and_not_one_for_each_form_ever_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_kv, "MAX_RECIPES", 3)
+    with one_step(Noting()) as step:
+        for width in range(SPEC.head_dim, SPEC.head_dim + 80, 8):
+            q = np.zeros((len(step.tokens), HEADS, width), np.float16)[..., : SPEC.head_dim]
+            step.attend(0, q)
+            assert 0 < len(step._bound._launches) <= 3
+
+
 @pytest.mark.parametrize(
     ("sinks", "error"),
-    [(np.zeros(HEADS - 1, np.float32), pk.errors.LayoutMismatch), (np.zeros(HEADS), pk.errors.WrongType)],
+    [
+        (np.zeros(HEADS - 1, np.float32), pk.errors.LayoutMismatch),
+        (np.zeros(HEADS), pk.errors.WrongType),
+        (np.zeros(4 * HEADS + 2, np.uint8)[2:].view(np.float32), pk.errors.LayoutMismatch),  # 2 bytes off
+    ],
+    ids=["too few", "float64", "off their alignment"],
 )
 def test_sinks_that_do_not_fit_are_refused_by_name(backend: Any, sinks: Any, error: type[Exception]) -> None:
     with one_step(backend) as step:

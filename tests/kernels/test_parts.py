@@ -255,7 +255,7 @@ def test_row_tiles_that_find_no_slots_stay_whole(backend: Backend) -> None:
 
 
 def planning_steps(backend: Any, longest: int) -> int:
-    """Steps of the interpreter for the list of 1,024 sequences of 512 keys and one query, one of them longer."""
+    """Steps of the interpreter for the list of 1,024 sequences of 512 keys, one of them longer."""
     config = AttentionConfig(128, 128, 4)
     plan = AttentionPlan(
         backend, config, prefill_mma.tiling(config, 64), "listed", num_kv_heads=1, max_sequences=1024, max_tokens=1024

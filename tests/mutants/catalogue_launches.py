@@ -16,6 +16,24 @@ ON_A_GPU = "return array.shape, array.strides, array.dtype, data.ptr & 15, data.
 
 MUTANTS = (
     Mutant(
+        "an attention shrinks to the batch that outgrows it",
+        GPU_KV,
+        (("list(map(max, sizes, (found.max_sequences, found.max_q_len, found.max_tokens)))", "sizes"),),
+        ("test_batches_of_two_kinds_in_turn_share_an_attention_that_is_large_enough_for_both",),
+    ),
+    Mutant(
+        "a step keeps a launch for each form ever seen",
+        GPU_KV,
+        (("if len(self._launches) >= MAX_RECIPES:", "if False:"),),
+        ("test_a_step_keeps_some_launches_and_not_one_for_each_form_ever_seen",),
+    ),
+    Mutant(
+        "an array of numbers may lie off their alignment",
+        "pagedkv/attention/checks.py",
+        (("if address(array) % array.dtype.itemsize:", "if False:"),),
+        ("test_sinks_that_do_not_fit_are_refused_by_name",),
+    ),
+    Mutant(
         "arrays with other strides have the same signature",
         RECIPE,
         (("return array.shape, array.strides, array.dtype, address(array) & 15, -1 - array.flags.writeable",
