@@ -1,4 +1,4 @@
-"""Shared memory: of a device, and of decode kernels' tiles of K and V and the warps' final states."""
+"""Shared memory: of a device, and of a decode kernel's tiles and the warps' final states."""
 
 from __future__ import annotations
 
