@@ -81,6 +81,7 @@ def test_the_bench_of_launches_has_a_row_for_each_call(tmp_path: Path) -> None:
         "run decode_mma", "plan", "run decode_tma", "run prefill_mma", "run prefill_wgmma", "write_kv",
         "run decode_mla", "run decode_mla_wgmma",
         "step.write", "step.attend decode_mma", "step.write, captured", "step.attend decode_mma, captured",
+        "step.attend decode_mma, a window", "step.attend decode_mma, sinks", "step.attend decode_mma, a new output",
         "step.attend decode_tma", "step.attend decode_tma, captured",
         "step.attend prefill_mma", "step.attend prefill_wgmma",
     ]  # fmt: skip
@@ -88,14 +89,14 @@ def test_the_bench_of_launches_has_a_row_for_each_call(tmp_path: Path) -> None:
 
 
 @pytest.mark.checkout
-def test_the_committed_launches_keep_to_the_bars_but_for_the_misses_that_the_page_names() -> None:
-    rows = read_results(ROOT / "bench/results/launches.json")["rows"]
-    assert len(rows) == 16
-    captured = {row["call"] for row in rows if row["call"].endswith(", captured")}
-    missed = {row["call"]: row["now_us"] / row["bar_us"] for row in rows if row["now_us"] > row["bar_us"]}
-    by_little = {f"step.attend {kernel}" for kernel in ("decode_tma", "prefill_wgmma")}
-    assert captured <= missed.keys() <= captured | by_little
-    assert all(missed[call] < 1.05 for call in missed.keys() & by_little)
+def test_the_committed_launches_are_as_many_times_cheaper_as_their_bars_ask() -> None:
+    """The bars of 8 us were set where `run` took 58 and 87; machines differ in speed, and ratios less."""
+    rows = {row["call"]: row for row in read_results(ROOT / "bench/results/launches.json")["rows"]}
+    assert len(rows) == 19
+    for kernel, before_us in (("decode_mma", 58), ("decode_tma", 87)):
+        for call in (f"run {kernel}", f"step.attend {kernel}"):
+            assert rows[call]["before_us"] / rows[call]["now_us"] > before_us / rows[call]["bar_us"], call
+    assert rows["plan"]["now_us"] < rows["plan"]["bar_us"]
 
 
 def test_a_kernel_that_the_version_before_lacks_has_no_figure_of_it(

@@ -483,7 +483,7 @@ MUTANTS = (
         GPU_KV,
         (
             ('variant["sinks"] = True', 'variant["sinks"], sinks = sinks, None'),
-            ("option_key(name, value)", 'place(value) if name == "sinks" else option_key(name, value)'),
+            ("map(option_key, variant, variant.values())", "map(str, map(id, variant.values()))"),
             ("*sorted(variant.items()), place(slopes))", 'place(variant.get("sinks")), place(slopes))'),
         ),
         ("test_layers_with_sinks_of_their_own_share_one_attention_and_one_plan_for_each_step",),
@@ -497,7 +497,7 @@ MUTANTS = (
     Mutant(
         "a step's launches outlive an interrupted plan",
         GPU_KV,
-        (("            self._launches.clear()\n", ""),),
+        (("            self._launches.clear()\n            attention.plan", "            attention.plan"),),
         ("test_an_interrupt_after_a_plan_leaves_no_mask_in_anothers_place",),
     ),
     Mutant(
@@ -521,7 +521,7 @@ MUTANTS = (
     Mutant(
         "a step's launch is taken for sinks of another form",
         GPU_KV,
-        (("form += (signature(sinks), *", "form += (None, *"),),
+        (("form += (signature(sinks), ", "form += (None, "),),
         ("test_sinks_that_do_not_fit_are_refused_by_name",),
     ),
     Mutant(
