@@ -18,6 +18,7 @@ from pagedkv.kernels.backend import Backend
 from pagedkv.kernels.config import AttentionConfig, Schedule
 from pagedkv.kernels.select import select
 from tests.kernels.cases import Case, Problem, assert_close, assert_rows_close, contiguous, far_away, problem, run
+from tests.ptxsim.backend import PtxsimBackend
 from tests.slices import one_in
 
 RAGGED = (0, 1, 15, 16, 17, 70, 255)
@@ -52,6 +53,15 @@ def test_a_ragged_batch_is_right_with_every_schedule(backend: Backend, schedule:
 @pytest.mark.parametrize("schedule", ["whole", "partitioned", "even"])
 def test_a_long_sequence_beside_a_short_one(backend: Backend, schedule: Schedule) -> None:
     check(backend, Case((1000, 33), num_kv_heads=1), schedule)
+
+
+@pytest.mark.parametrize("scale_mode", one_in(3, ["tensor", "token_head", "head"]))
+def test_e4m3_on_a_gpu_that_has_no_instruction_for_it(backend: Backend, scale_mode: str) -> None:
+    """Before sm_89 the compiler converts it by some twenty others."""
+    if not isinstance(backend, PtxsimBackend):
+        pytest.skip("the interpreter stands for every device")
+    quantised: dict[str, Any] = {"q_dtype": "bfloat16", "kv_dtype": "float8_e4m3", "scale_mode": scale_mode}
+    check(PtxsimBackend((8, 0)), Case((150, 33), num_kv_heads=1, **quantised))
 
 
 @pytest.mark.parametrize("head_dim", one_in(3, [128, 16, 96, 80, 256]))

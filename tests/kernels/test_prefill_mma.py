@@ -19,6 +19,7 @@ from pagedkv.kernels.backend import Backend
 from pagedkv.kernels.config import AttentionConfig
 from pagedkv.kernels.select import choose
 from tests.kernels.cases import Case, Problem, assert_close, assert_rows_close, contiguous, far_away, problem, run
+from tests.ptxsim.backend import PtxsimBackend
 from tests.ptxsim.errors import PtxsimError
 from tests.slices import one_in
 
@@ -122,6 +123,15 @@ def test_kv_of_another_type_than_q(backend: Backend, kv_dtype: str, scale_mode: 
 
 
 BYTES = {"kv_dtype": "float8_e4m3", "scale_mode": "tensor", "q_dtype": "bfloat16"}
+
+
+@pytest.mark.parametrize("scale_mode", one_in(3, ["tensor", "token_head", "head"]))
+def test_e4m3_on_a_gpu_that_has_no_instruction_for_it(backend: Backend, scale_mode: str) -> None:
+    """Before sm_89 the compiler converts it by some twenty others."""
+    if not isinstance(backend, PtxsimBackend):
+        pytest.skip("the interpreter stands for every device")
+    quantised: dict[str, Any] = {"q_dtype": "bfloat16", "kv_dtype": "float8_e4m3", "scale_mode": scale_mode}
+    check(PtxsimBackend((8, 0)), Case((150, 33), (40, 5), num_kv_heads=1, **quantised))
 
 
 @pytest.mark.parametrize("size", one_in(2, [2.0**60, 2.0**-60]))
