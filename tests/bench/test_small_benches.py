@@ -90,7 +90,7 @@ def test_the_bench_of_launches_has_a_row_for_each_call(tmp_path: Path) -> None:
 
 @pytest.mark.checkout
 def test_the_committed_launches_are_as_many_times_cheaper_as_their_bars_ask() -> None:
-    """The bars of 8 us were set where `run` took 58 and 87; machines differ in speed, and ratios less."""
+    """The bars of 8 us were set where `run` took 58 and 87; ratios depend less on a machine."""
     rows = {row["call"]: row for row in read_results(ROOT / "bench/results/launches.json")["rows"]}
     assert len(rows) == 19
     for kernel, before_us in (("decode_mma", 58), ("decode_tma", 87)):
