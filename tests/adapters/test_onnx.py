@@ -379,7 +379,8 @@ def test_a_purge_takes_the_decoders_own_tokens_along(opened: Any) -> None:
     with decoder.namespace("a"):
         decoder.prefill(ONE)
         decoder.save()
-        assert decoder.purge("a") > 0
+        assert decoder.store.find(ONE) == 336
+        decoder.purge("a")  # which drops at once what is not on its way to disk
     decoder.prefill(OTHER)
     with decoder.namespace("a"):
         assert decoder.store.find(ONE) == 0
