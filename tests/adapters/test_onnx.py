@@ -380,7 +380,7 @@ def test_a_purge_takes_the_decoders_own_tokens_along(opened: Any) -> None:
         decoder.prefill(ONE)
         decoder.save()
         assert decoder.store.find(ONE) == 336
-        decoder.purge("a")  # which drops at once what is not on its way to disk
+        decoder.purge("a")  # returns 0 while the blocks are on their way to disk
     decoder.prefill(OTHER)
     with decoder.namespace("a"):
         assert decoder.store.find(ONE) == 0
