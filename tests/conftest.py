@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import importlib.util
+import os
+from collections.abc import Generator
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
@@ -29,6 +31,13 @@ def _compiled(source: Path) -> Path | None:
     """The extension module that was built in place from a ``.pyx``, if there is one."""
     candidates = (source.with_name(source.stem + suffix) for suffix in EXTENSION_SUFFIXES)
     return next((path for path in candidates if path.exists()), None)
+
+
+@pytest.hookimpl(optionalhook=True, wrapper=True)
+def pytest_xdist_auto_num_workers() -> Generator[None, int, int]:
+    """One worker more than there are cores, because many tests wait."""
+    cores = yield
+    return cores if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ else cores + 1
 
 
 def pytest_configure() -> None:
