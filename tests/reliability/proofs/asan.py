@@ -82,7 +82,7 @@ PROOF = Proof(
     "AddressSanitizer and UndefinedBehaviorSanitizer over the test suite, every module instrumented: no report; "
     f"{len(PLANTED)} planted mistakes are reported",
     "tests",
-    quick=200,
+    quick=350,
     full=2500,
     run=run,
 )
